@@ -1,0 +1,209 @@
+"""What capture needs to know of single fx nodes: storages, effects, sides, overwritten inputs.
+
+**Sides.** Backward: the users' closure of tangents, of ``must_be_in_backward`` nodes, and of effects that
+were traced in the backward.  Forward: the ancestors of forward outputs and of all other effects.  What is
+neither is free to run on both (Region.EITHER).
+
+**Overwritten inputs.** A buffer or input that the step writes to (``copy_`` in the graph, or the runtime
+after the forward) no longer holds what the forward read.  Its readers could only run again from a copy
+taken before, so we insert that copy where it pays: the backward reads the input, or a reader is much
+larger than the input (batch norm reads two small running statistics).  Otherwise its readers are saved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils._pytree import tree_leaves
+
+from optpart import torch_private as tp
+from optpart.graph import Region
+
+# A reader this many times larger than the overwritten input makes the copy worth its bytes.  PyTorch's
+# own threshold for "the output is small against the inputs" (should_ban_recomputation) is 4 as well.
+CLONE_PAYS = 4
+
+
+def storage_key(tensor: torch.Tensor) -> int:
+    """Equal for tensors that share storage; a sparse tensor has none, and is its own."""
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except (NotImplementedError, RuntimeError):
+        return id(tensor)
+
+
+def storage_bytes(tensor: torch.Tensor) -> int:
+    try:
+        return tp.size_hint(tensor.untyped_storage().nbytes())
+    except (NotImplementedError, RuntimeError):
+        return tp.size_hint(tensor.numel()) * tensor.element_size()
+
+
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    """The tensors of a nested result; the common case, one tensor, without a tree walk."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    return [t for t in tree_leaves(value) if isinstance(t, torch.Tensor)]
+
+
+def is_effect(node: fx.Node) -> bool:
+    """Runs once, on its own side: a mutation, an assert, an effect token, a random draw, a collective."""
+    return node.op == "call_function" and (
+        node.is_impure(impure_random=False) or tp.is_random(node) or tp.has_effect_token(node) or tp.is_collective(node)
+    )
+
+
+_aliased_argument: dict[Any, int] = {}  # operator -> position of the argument that its result shares, or -1
+
+
+def schema_alias(node: fx.Node) -> fx.Node | None:
+    """The argument whose storage the result is declared to share, if there is one."""
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload):
+        return None
+    if target not in _aliased_argument:
+        _aliased_argument[target] = _find_aliased_argument(target)
+    i = _aliased_argument[target]
+    if i < 0:
+        return None
+    given = node.args[i] if i < len(node.args) else node.kwargs.get(target._schema.arguments[i].name)
+    return given if isinstance(given, fx.Node) else None
+
+
+def _find_aliased_argument(target: torch._ops.OpOverload) -> int:
+    for returned in target._schema.returns:
+        if returned.alias_info is not None:
+            for i, argument in enumerate(target._schema.arguments):
+                if argument.alias_info is not None and argument.alias_info.before_set & returned.alias_info.before_set:
+                    return i
+    return -1
+
+
+class Sides:
+    """Which nodes have to run in the forward, and which in the backward (see the module's docstring)."""
+
+    def __init__(self, module: fx.GraphModule, forward_outputs: Iterable[Any], overwritten: set[fx.Node]) -> None:
+        self.backward: set[fx.Node] = set()
+        self.forward: set[fx.Node] = set()
+        seeds: list[fx.Node] = [n for n in forward_outputs if isinstance(n, fx.Node)]
+        stale = set(overwritten)  # the inputs and their views
+        for node in module.graph.nodes:
+            if node.op == "output":
+                continue
+            effect = is_effect(node)
+            late = tp.is_tangent(node) or tp.is_backward_input(node) or tp.must_be_in_backward(node)
+            late = late or (effect and tp.tagged_backward(node) and not tp.must_be_in_forward(node))
+            if late or any(i in self.backward for i in node.all_input_nodes):
+                self.backward.add(node)
+                continue
+            reads_stale = any(i in stale for i in node.all_input_nodes)
+            if effect or reads_stale:
+                seeds.append(node)
+            if reads_stale and is_view_of(node, stale):
+                stale.add(node)
+        while seeds:
+            node = seeds.pop()
+            if node not in self.forward and node not in self.backward:
+                self.forward.add(node)
+                seeds += node.all_input_nodes
+
+    def region(self, node: fx.Node) -> Region:
+        if node in self.backward:
+            return Region.BACKWARD
+        return Region.FORWARD if node in self.forward else Region.EITHER
+
+
+def is_view_of(node: fx.Node, bases: set[fx.Node]) -> bool:
+    """Does the node's result share storage with one of these nodes, which it reads?"""
+    if schema_alias(node) in bases:
+        return True
+    keys = {storage_key(t) for i in node.all_input_nodes if i in bases for t in tensors_in(i.meta.get("val"))}
+    return any(storage_key(t) in keys for t in tensors_in(node.meta.get("val")))
+
+
+def overwritten_inputs(module: fx.GraphModule) -> dict[fx.Node, tuple[fx.Node, ...]]:
+    """Placeholders whose contents change during the step -> the nodes that write them.
+
+    No node at all: the runtime writes it, after the forward.
+    """
+    replayed = tp.replayed_mutations(module)
+    found: dict[fx.Node, tuple[fx.Node, ...]] = {}
+    if replayed:
+        for n in module.graph.find_nodes(op="placeholder"):
+            if n.meta.get("desc") in replayed:
+                found[n] = ()
+    for node in module.graph.nodes:
+        for base in _written_bases(node):
+            if base.op == "placeholder":
+                found[base] = (*found.get(base, ()), node)
+    return found
+
+
+def _written_bases(node: fx.Node) -> Iterator[fx.Node]:
+    """The nodes whose storage a call writes in place, views resolved."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None or not schema.is_mutable:
+        return
+    for argument, given in zip(schema.arguments, node.args):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            for base in tree_leaves(given):
+                while isinstance(base, fx.Node) and (further := schema_alias(base)) is not None:
+                    base = further
+                if isinstance(base, fx.Node):
+                    yield base
+
+
+def read_from_clones(module: fx.GraphModule, written: Mapping[fx.Node, tuple[fx.Node, ...]], side: Sides) -> set[fx.Node]:
+    """Insert the copies that pay, and lead all readers of these inputs to them.
+
+    Returns the inputs that are now read from their copy.
+    """
+    cloned: set[fx.Node] = set()
+    first = next(n for n in module.graph.nodes if n.op != "placeholder")
+    for node, writers in written.items():
+        value = node.meta.get("val")
+        if not isinstance(value, torch.Tensor):
+            continue
+        views = _views_of(module, node)
+        readers = [u for n in views for u in n.users if u not in views and u not in writers and u.op != "output"]
+        in_forward = not writers or any(w not in side.backward for w in writers)
+        large = CLONE_PAYS * storage_bytes(value)
+        backward_reads = in_forward and any(u in side.backward for u in readers)
+        if not backward_reads and all(sum(map(storage_bytes, tensors_in(u.meta.get("val")))) <= large for u in readers):
+            continue
+        with module.graph.inserting_before(first):
+            clone = module.graph.call_function(torch.ops.aten.clone.default, (node,))
+        clone.meta["val"] = value.clone()
+        side.forward.add(clone)
+        _lead_to(module, {node: clone}, views, writers)
+        cloned.add(node)
+    return cloned
+
+
+def _views_of(module: fx.GraphModule, base: fx.Node) -> list[fx.Node]:
+    """The base and everything that is a view of it, in program order."""
+    views = [base]
+    for node in module.graph.nodes:
+        if node.op == "call_function" and any(i in views for i in node.all_input_nodes):
+            if not is_effect(node) and is_view_of(node, set(views)):
+                views.append(node)
+    return views
+
+
+def _lead_to(
+    module: fx.GraphModule, copies: dict[fx.Node, fx.Node], views: list[fx.Node], writers: tuple[fx.Node, ...]
+) -> None:
+    """Rebuild the views on the copy of their base, and let their readers read those."""
+    for view in views[1:]:
+        with module.graph.inserting_after(view):
+            copies[view] = module.graph.node_copy(view, lambda n: copies.get(n, n))
+        arguments = fx.map_arg((view.args, view.kwargs), lambda n: copies.get(n, n).meta["val"])
+        copies[view].meta["val"] = view.target(*arguments[0], **arguments[1])  # type: ignore[operator]  # call_function
+    new = set(copies.values())
+    for old, copy in copies.items():
+        for reader in list(old.users):
+            if reader not in new and reader not in writers and reader not in copies and reader.op != "output":
+                reader.replace_input_with(old, copy)

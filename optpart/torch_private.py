@@ -1,0 +1,330 @@
+"""The only file that touches torch's private API.
+
+Every name below is private to torch: it moves without notice.  Each function asks by feature, never by
+version number, and says where the name was seen.
+
+==============================  =======================================================  ============
+what we use                     where it lives                                           seen in
+==============================  =======================================================  ============
+extraction, tags, op lists      torch._functorch.partitioners                            2.9 - 2.14
+fx_graph_cse                    torch._functorch.compile_utils                           2.9 - 2.14
+is_opaque_node                  torch._functorch._aot_autograd.graph_compile             2.12 - 2.14
+output descriptors              torch._functorch._aot_autograd.descriptors               2.9 - 2.14
+run_and_save_rng_state          torch._prims.rng_prims                                   2.9 - 2.14
+FakeTensorMode, unset...        torch._subclasses.fake_tensor                            2.9 - 2.14
+CustomPartitionerFn             torch._inductor.custom_graph_pass                        2.9 - 2.14
+trace_structured                torch._logging                                           2.9 - 2.14
+aot_autograd, backends          torch._dynamo.backends                                   2.9 - 2.14
+==============================  =======================================================  ============
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import operator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch import config as functorch_config
+from torch._functorch import partitioners
+from torch._functorch.compile_utils import fx_graph_cse
+from torch._inductor.custom_graph_pass import CustomPartitionerFn, get_hash_for_files
+from torch._library.utils import is_builtin
+from torch._logging import trace_structured
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+from torch.fx.experimental.proxy_tensor import is_sym_node
+from torch.utils.checkpoint import CheckpointPolicy
+
+__all__ = [
+    "CheckpointPolicy",
+    "CustomPartitionerFn",
+    "FakeTensorMode",
+    "aot_autograd",
+    "functorch_config",
+    "get_hash_for_files",
+    "is_sym_node",
+    "must_recompute",
+    "unset_fake_temporarily",
+]
+
+must_recompute: Callable[[fx.Node], bool] = partitioners.must_recompute
+default_partition: Callable[..., tuple[fx.GraphModule, fx.GraphModule]] = partitioners.default_partition
+min_cut_partition: Callable[..., tuple[fx.GraphModule, fx.GraphModule]] = (
+    partitioners.min_cut_rematerialization_partition
+)
+
+
+# ------------------------------------------------------------------------------------ the joint graph
+
+
+def prepare_joint(joint: fx.GraphModule) -> fx.GraphModule:
+    """A copy of the joint module after the passes that PyTorch's own partitioner runs before its cut.
+
+    Dead code is removed, common subexpressions are merged (if functorch's ``cse`` is on), and the tags
+    of activation checkpointing, collectives, effects and mutation sources are set.  The module that is
+    given keeps its graph, so it can still be handed to another partitioner.
+    """
+    joint.graph.eliminate_dead_code()
+    graph = fx_graph_cse(joint.graph) if functorch_config.cse else copy_graph(joint.graph)
+    module = fx._lazy_graph_module._make_graph_module(joint, graph)
+    if partitioners.has_recomputable_ops(module):
+        _cleanup_recompute_tags(module)
+    if not functorch_config.unsafe_allow_optimization_of_collectives:
+        partitioners.force_save_collectives(module)
+    if hasattr(partitioners, "force_save_effectful_ops"):
+        partitioners.force_save_effectful_ops(module)
+    partitioners.force_save_bw_mutation_src(module)
+    return module
+
+
+def copy_graph(graph: fx.Graph) -> fx.Graph:
+    """A copy with the same node names and shallow copies of their ``meta``."""
+    new = fx.Graph()
+    env: dict[fx.Node, fx.Node] = {}
+    for node in graph.nodes:
+        env[node] = new.node_copy(node, env.__getitem__)
+    return new
+
+
+def copy_module(module: fx.GraphModule) -> fx.GraphModule:
+    """The module with a copied graph; parameters and submodules are shared."""
+    return make_graph_module(module, copy_graph(module.graph))
+
+
+def make_graph_module(root: fx.GraphModule, graph: fx.Graph) -> fx.GraphModule:
+    module: fx.GraphModule = fx._lazy_graph_module._make_graph_module(root, graph)
+    return module
+
+
+def _cleanup_recompute_tags(module: fx.GraphModule) -> None:
+    try:
+        partitioners.cleanup_recompute_tags(module, is_default_partition=False)
+    except TypeError:  # 2.9 has no such keyword
+        partitioners.cleanup_recompute_tags(module)
+
+
+def split_outputs(joint: fx.GraphModule, num_fwd_outputs: int) -> tuple[list[Any], list[Any]]:
+    """The joint outputs of the forward and those of the backward."""
+    forward, backward, *_ = partitioners._extract_fwd_bwd_outputs(joint, num_fwd_outputs=num_fwd_outputs)
+    return list(forward), list(backward)
+
+
+def output_descriptors(joint: fx.GraphModule) -> Sequence[Any]:
+    """One descriptor for each joint output; empty where this torch writes none."""
+    desc: Sequence[Any] = joint.graph.output_node().meta.get("desc") or ()
+    return desc
+
+
+def replayed_mutations(joint: fx.GraphModule) -> set[Any]:
+    """Descriptors of the inputs that the runtime overwrites after the forward has run."""
+    return {d.mutated_input for d in output_descriptors(joint) if hasattr(d, "mutated_input")}
+
+
+def is_tangent(node: fx.Node) -> bool:
+    return node.op == "placeholder" and "tangents" in str(node.target)
+
+
+def is_primal(node: fx.Node) -> bool:
+    return bool(partitioners._is_primal(node) or partitioners._is_fwd_seed_offset(node))
+
+
+def is_parameter_like(node: fx.Node) -> bool:
+    """A forward input of the user's (``static_lifetime_input_indices`` counts these)."""
+    return bool(partitioners._is_primal(node))
+
+
+def is_backward_input(node: fx.Node) -> bool:
+    """Seeds, offsets and states that only the backward is given."""
+    return bool(partitioners._is_bwd_seed_offset(node))
+
+
+def is_backward_state(node: fx.Node) -> bool:
+    return bool(partitioners._is_backward_state(node))
+
+
+def is_opaque(node: fx.Node) -> bool:
+    """A node that holds no tensor but an object (a process group, a script object)."""
+    from torch._library.fake_class_registry import FakeScriptObject
+
+    if isinstance(node.meta.get("val"), FakeScriptObject):
+        return True
+    try:
+        from torch._functorch._aot_autograd.graph_compile import is_opaque_node
+    except ImportError:
+        return False
+    return bool(is_opaque_node(node))
+
+
+def is_script_object(node: fx.Node) -> bool:
+    from torch._library.fake_class_registry import FakeScriptObject
+
+    return isinstance(node.meta.get("val"), FakeScriptObject)
+
+
+def has_effect_token(node: fx.Node) -> bool:
+    return bool(partitioners.is_with_effects(node))
+
+
+def must_be_in_backward(node: fx.Node) -> bool:
+    return bool(partitioners._must_be_in_backward(node))
+
+
+def must_be_in_forward(node: fx.Node) -> bool:
+    return bool(partitioners._must_be_in_forward(node))
+
+
+def tagged_backward(node: fx.Node) -> bool:
+    """AOTAutograd traced this node while it ran the backward."""
+    return bool(partitioners._has_tag_is_backward(node))
+
+
+def only_asserted(node: fx.Node) -> bool:
+    return bool(partitioners._is_assert_only_symbool(node))
+
+
+def is_collective(node: fx.Node) -> bool:
+    return getattr(node.target, "namespace", None) == "_c10d_functional"
+
+
+def is_custom(node: fx.Node) -> bool:
+    """An operator that torch does not ship."""
+    return isinstance(node.target, torch._ops.OpOverload) and not is_builtin(node.target)
+
+
+def is_higher_order(node: fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.HigherOrderOperator)
+
+
+def cheap_to_redo() -> Callable[[fx.Node], bool]:
+    """PyTorch's own list of the ops whose recompute it takes for free."""
+    is_recomputable: Callable[[fx.Node], bool] = partitioners.get_default_op_list().is_recomputable
+    return is_recomputable
+
+
+def size_hint(size: int | torch.SymInt, fallback: int = 4096) -> int:
+    """A number for a size, without a guard; ``fallback`` for an unbacked one (PyTorch's own choice)."""
+    if isinstance(size, int):
+        return size
+    try:
+        from torch.fx.experimental.symbolic_shapes import optimization_hint
+    except ImportError:
+        from torch.fx.experimental.symbolic_shapes import hint_int
+
+        return int(hint_int(size, fallback=fallback))
+    return int(optimization_hint(size, fallback=fallback))
+
+
+def extract(
+    joint: fx.GraphModule,
+    saved_values: list[fx.Node],
+    saved_sym_nodes: list[fx.Node],
+    saved_opaque_nodes: list[fx.Node],
+    *,
+    num_fwd_outputs: int,
+    static_nodes: Iterable[fx.Node],
+) -> tuple[fx.GraphModule, fx.GraphModule, int]:
+    """Forward and backward modules with PyTorch's own conventions, and how many sizes are saved.
+
+    Order of saved values, descriptors, symbol bindings and unused values are PyTorch's business
+    (``_extract_fwd_bwd_modules``).
+    """
+    from torch.utils._ordered_set import OrderedSet
+
+    keywords: dict[str, Any] = {"num_fwd_outputs": num_fwd_outputs}
+    keywords["static_lifetime_input_nodes"] = OrderedSet(static_nodes)
+    if saved_opaque_nodes:
+        keywords["saved_opaque_nodes"] = saved_opaque_nodes
+    forward, backward = partitioners._extract_fwd_bwd_modules(joint, saved_values, saved_sym_nodes, **keywords)
+    return forward, backward, len(saved_sym_nodes)
+
+
+def thread_rng_from_regions(module: fx.GraphModule, *, is_backward: bool) -> fx.GraphModule:
+    """Hand the generator states of nested regions through (absent before 2.12)."""
+    thread = getattr(partitioners, "thread_graphsafe_rng_from_hops", None)
+    return module if thread is None else thread(module, is_backward=is_backward)
+
+
+def offload(
+    forward: fx.GraphModule, backward: fx.GraphModule, num_fwd_outputs: int, static_nodes: Iterable[fx.Node]
+) -> None:
+    """Honour functorch's ``enable_activation_offloading``."""
+    if not getattr(functorch_config, "enable_activation_offloading", False):
+        return
+    from torch._functorch._activation_offloading.activation_offloading import enable_activation_offloading
+    from torch.utils._ordered_set import OrderedSet
+
+    enable_activation_offloading(forward, backward, num_fwd_outputs, OrderedSet(static_nodes))
+
+
+# ------------------------------------------------------------------------------------- random numbers
+
+
+def is_random(node: fx.Node) -> bool:
+    """Does this call draw random numbers?  An attention or dropout with probability 0 does not."""
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in target.tags:
+        return False
+    bound = dict(zip((a.name for a in target._schema.arguments), node.args)) | dict(node.kwargs)
+    for a in target._schema.arguments:
+        bound.setdefault(a.name, a.default_value if a.has_default_value() else None)
+    if bound.get("dropout_p") == 0:
+        return False
+    return not ("dropout" in str(target) and (bound.get("p") == 0 or bound.get("train") is False))
+
+
+def has_own_generator(node: fx.Node) -> bool:
+    return node.kwargs.get("generator") is not None
+
+
+def run_and_save_rng_state() -> Any:
+    return torch._prims.rng_prims.run_and_save_rng_state
+
+
+def run_with_rng_state() -> Any:
+    return torch._prims.rng_prims.run_with_rng_state
+
+
+def fake_rng_state(node: fx.Node) -> torch.Tensor:
+    """A fake tensor shaped like the state of the generator that this call draws from."""
+    values = [v for v in torch.utils._pytree.tree_leaves(node.meta.get("val")) if isinstance(v, torch.Tensor)]
+    on_cuda = bool(values) and values[0].device.type == "cuda"
+    with unset_fake_temporarily():
+        state = torch.cuda.get_rng_state(values[0].device) if on_cuda else torch.get_rng_state()
+    mode = next((v.fake_mode for v in values if hasattr(v, "fake_mode")), None) or FakeTensorMode()
+    return mode.from_tensor(state)  # type: ignore[no-any-return]  # torch leaves from_tensor untyped
+
+
+def saved_descriptor(position: int) -> Any:
+    """The descriptor of one more saved value in the forward's outputs; None where torch has none."""
+    with contextlib.suppress(ImportError):
+        from torch._functorch._aot_autograd.descriptors import SavedForBackwardsAOTOutput
+
+        return SavedForBackwardsAOTOutput(position)
+    return None
+
+
+# ------------------------------------------------------------------------------------------- tracing
+
+
+def log_artifact(name: str, payload: Callable[[], str]) -> None:
+    """A structured-trace artifact (shown by tlparse); costs nothing when nobody listens."""
+    trace_structured("artifact", metadata_fn=lambda: {"name": name, "encoding": "string"}, payload_fn=payload)
+
+
+@contextlib.contextmanager
+def pytorch_budget(budget: float) -> Iterator[None]:
+    """Set PyTorch's ``activation_memory_budget`` for a while."""
+    with functorch_config.patch(activation_memory_budget=budget):
+        yield
+
+
+def copy_node_meta(node: fx.Node) -> dict[str, Any]:
+    return copy.copy(node.meta)
+
+
+def is_getitem(node: fx.Node) -> bool:
+    return node.op == "call_function" and node.target is operator.getitem
