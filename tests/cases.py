@@ -80,7 +80,10 @@ class Builder:
             name=self.name,
         )
         return Problem(
-            graph, tuple(Microseconds(t) for t in self.runtime), tuple(Bytes(w) for w in self.workspace), rule or MemoryRule()
+            graph,
+            tuple(Microseconds(t) for t in self.runtime),
+            tuple(Bytes(w) for w in self.workspace),
+            rule or MemoryRule(),
         )
 
 
