@@ -14,6 +14,7 @@ with one of those is evidence.
 
 Program order is a valid order of both sets, so a member of the class is a plan (:meth:`OneCopy.plan`).
 
+:mod:`optpart.solver.exhaustive_sequences` does the same for a limit on the peak.
 """
 
 from __future__ import annotations
@@ -31,9 +32,6 @@ from optpart.units import Microseconds
 MAX_OPTIONS = 1 << 18  # some seconds of enumeration
 
 Weights = Sequence[float | None]  # by value id; None = may not be saved
-
-
-# ------------------------------------------------------------------------------------------ one copy
 
 
 @dataclass(frozen=True, slots=True)
