@@ -1,0 +1,46 @@
+"""What every test runs under: one thread, a compile cache of its own, the same random numbers.
+
+pytest imports this file before any test module, so the environment is set before torch reads it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+
+import hypothesis
+import pytest
+
+os.environ["OMP_NUM_THREADS"] = "1"  # one order of summation on every machine, and one core for each worker
+os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # no pool of compiler processes beside each worker
+
+# The same examples in every run; no deadline, since tests time nothing.
+hypothesis.settings.register_profile("optpart", derandomize=True, deadline=None, database=None, print_blob=True)
+hypothesis.settings.load_profile("optpart")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """One Inductor cache for this run: a plan of an earlier run must not be served from the disk."""
+    if not hasattr(config, "workerinput"):  # xdist's workers inherit the variable
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp(prefix="optpart-tests-")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        shutil.rmtree(os.environ["TORCHINDUCTOR_CACHE_DIR"], ignore_errors=True)
+
+
+@pytest.fixture(autouse=True)
+def independent() -> Iterator[None]:
+    """Seed torch before a test and drop what it compiled after it, so that tests may run in any order.
+
+    torch is not imported for this: most tests do without.
+    """
+    if torch := sys.modules.get("torch"):
+        torch.manual_seed(0)
+    yield
+    if "torch._dynamo" in sys.modules:
+        sys.modules["torch"].compiler.reset()
