@@ -70,6 +70,9 @@ class Limits:
             raise ValueError(f"limits must not be negative, and threads at least 1: {self}")
 
 
+NO_LIMITS = Limits()
+
+
 @dataclass(frozen=True, slots=True)
 class Progress:
     """One row of the log.  ``best_bound`` and ``best_solution`` in the solver's units, None while there is none."""
@@ -100,7 +103,9 @@ class ProgressLog:
         if self.events and (self.events[-1].best_bound, self.events[-1].best_solution) == (best_bound, best_solution):
             return
         if not self.events:
-            logger.info("%s\n%8s | %8s | %12s | %12s | %7s", self._title, "Time", "Nodes", "BestBound", "BestSol", "Gap")
+            logger.info(
+                "%s\n%8s | %8s | %12s | %12s | %7s", self._title, "Time", "Nodes", "BestBound", "BestSol", "Gap"
+            )
         event = Progress(self.seconds(), nodes, best_bound, best_solution)
         self.events.append(event)
         bound, solution = ("-" if x is None else f"{x:.7g}" for x in (best_bound, best_solution))

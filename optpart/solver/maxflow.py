@@ -44,7 +44,14 @@ class InfinitePath:
 
 
 def minimum_cut(
-    tail: Integers, head: Integers, capacity: NDArray[Any], unlimited: Mask, *, nodes: int, source: int = 0, sink: int = 1
+    tail: Integers,
+    head: Integers,
+    capacity: NDArray[Any],
+    unlimited: Mask,
+    *,
+    nodes: int,
+    source: int = 0,
+    sink: int = 1,
 ) -> MinimumCut | InfinitePath:
     """Minimum cut of a network whose arc i goes from ``tail[i]`` to ``head[i]`` (parallel arcs add up).
 

@@ -1,0 +1,200 @@
+"""One way to call OR-Tools' MathOpt, whatever solver is behind it.
+
+What differs from solver to solver is dealt with here, so that a formulation only builds its model:
+
+* a parameter that a solver refuses surfaces as ``AttributeError: ... canonical_code``: the real message
+  is raised instead, as :class:`SolverError`;
+* threads: SCIP with more than one runs its concurrent mode, which loses its result at a limit; HiGHS
+  refuses the parameter.  Only CP-SAT gets it;
+* "optimal" is within 1e-4 by default in HiGHS: the relative gap is set to 0, and an objective that takes
+  whole values only stops at an absolute gap below 1 and has its bound rounded up;
+* Ctrl-C: SCIP and CP-SAT catch it themselves and give back what they have (MathOpt's interrupter does
+  the same for SCIP, but makes it print errors).  HiGHS loses its result;
+* CP-SAT says "undetermined" where its clock ran out;
+* solutions come back as 0.9999...: :meth:`Outcome.chosen` rounds, and refuses what is no binary.
+"""
+
+from __future__ import annotations
+
+import datetime
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from ortools.math_opt.python import mathopt
+
+from optpart.solver.base import NO_LIMITS, Limits, Progress, ProgressLog, Status
+
+SolverName = Literal["scip", "highs", "cp-sat", "glop", "pdlp"]
+
+_TYPES = {
+    "scip": mathopt.SolverType.GSCIP,
+    "highs": mathopt.SolverType.HIGHS,
+    "cp-sat": mathopt.SolverType.CP_SAT,
+    "glop": mathopt.SolverType.GLOP,
+    "pdlp": mathopt.SolverType.PDLP,
+}
+
+# With a plan (True) or without (False).  Minimising run times is never unbounded, so "infeasible or
+# unbounded" is infeasible.  What is not here is an error of the model or the solver.
+_STATUS = {
+    (mathopt.TerminationReason.OPTIMAL, True): Status.OPTIMAL,
+    (mathopt.TerminationReason.FEASIBLE, True): Status.FEASIBLE,
+    (mathopt.TerminationReason.IMPRECISE, True): Status.FEASIBLE,
+    (mathopt.TerminationReason.NUMERICAL_ERROR, True): Status.FEASIBLE,
+    (mathopt.TerminationReason.NO_SOLUTION_FOUND, False): Status.NO_PLAN,
+    (mathopt.TerminationReason.IMPRECISE, False): Status.NO_PLAN,
+    (mathopt.TerminationReason.NUMERICAL_ERROR, False): Status.NO_PLAN,
+    (mathopt.TerminationReason.INFEASIBLE, False): Status.INFEASIBLE,
+    (mathopt.TerminationReason.INFEASIBLE_OR_UNBOUNDED, False): Status.INFEASIBLE,
+}
+
+_COUNTED = (mathopt.Limit.NODE, mathopt.Limit.ITERATION)  # limits that are the same on every machine
+_BINARY_TOLERANCE = 1e-4  # ten times the solvers' own
+
+
+class SolverError(RuntimeError):
+    """The solver refused the model or a parameter, or failed; the message is the solver's."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What MathOpt gave back.  ``bound`` is a lower bound on the model's objective, None if there is none."""
+
+    status: Status
+    values: Mapping[mathopt.Variable, float]
+    objective: float | None
+    bound: float | None
+    nodes: int
+    seconds: float
+    deterministic: bool
+    interrupted: bool
+    progress: tuple[Progress, ...]
+
+    def chosen(self, variable: mathopt.Variable) -> bool:
+        """A binary of the solution as a bool.
+
+        Raises:
+            SolverError: the value is not within 1e-4 of 0 or 1.
+        """
+        value = self.values[variable]
+        if min(abs(value), abs(value - 1)) > _BINARY_TOLERANCE:
+            raise SolverError(f"binary {variable} came back as {value}")
+        return value > 0.5
+
+
+def solve(
+    model: mathopt.Model,
+    solver: SolverName,
+    limits: Limits = NO_LIMITS,
+    *,
+    hint: Mapping[mathopt.Variable, float] | None = None,
+    whole: bool = False,
+    title: str = "",
+) -> Outcome:
+    """Minimise a model.
+
+    Args:
+        limits: ``work`` counts nodes (CP-SAT: deterministic seconds; GLOP and PDLP: iterations).
+        hint: a solution to start from, or a part of one.
+        whole: the objective has whole values only, in every solution.
+        title: first line of the log.
+
+    Raises:
+        SolverError: the model is unbounded, or the solver refused something or failed.
+        ValueError: the model maximises.
+    """
+    if model.objective.is_maximize:
+        raise ValueError("this package minimises: a bound is a lower bound")
+    log = ProgressLog(title or f"{solver}: {model.name}")
+
+    def listen(lines: Sequence[str]) -> None:
+        for line in lines:
+            if (row := parse_row(line)) is not None:
+                log.add(*row)
+
+    try:
+        result = mathopt.solve(
+            model,
+            _TYPES[solver],
+            params=_parameters(solver, limits, whole),
+            model_params=mathopt.ModelSolveParameters(
+                solution_hints=[] if hint is None else [mathopt.SolutionHint(variable_values=dict(hint))]
+            ),
+            msg_cb=listen,
+        )
+    except AttributeError as e:
+        raise SolverError(f"{solver}: {getattr(e.__context__, 'message', e)}") from e
+    termination = result.termination
+    found = result.has_primal_feasible_solution()
+    status = _STATUS.get((termination.reason, found))
+    if status is None:
+        raise SolverError(f"{solver}: {termination.reason.name}, {termination.detail or 'no detail'}")
+    bound = termination.objective_bounds.dual_bound
+    objective = result.objective_value() if found else None
+    if whole:
+        objective = None if objective is None else round(objective)
+        if objective is not None and status is Status.OPTIMAL:
+            bound = objective
+        elif math.isfinite(bound):
+            bound = math.ceil(bound - 1e-6 - 1e-9 * abs(bound))
+    nodes = result.solve_stats.node_count
+    log.add(nodes, bound if math.isfinite(bound) else None, objective)
+    return Outcome(
+        status=status,
+        values=result.variable_values() if found else {},
+        objective=objective,
+        bound=bound if math.isfinite(bound) else None,
+        nodes=nodes,
+        seconds=log.seconds(),
+        deterministic=termination.limit is None or termination.limit in _COUNTED,
+        interrupted=termination.limit is mathopt.Limit.INTERRUPTED,
+        progress=tuple(log.events),
+    )
+
+
+def _parameters(solver: SolverName, limits: Limits, whole: bool) -> mathopt.SolveParameters:
+    p = mathopt.SolveParameters(random_seed=limits.seed)
+    if math.isfinite(limits.time_limit):
+        p.time_limit = datetime.timedelta(seconds=limits.time_limit)
+    if solver in ("glop", "pdlp"):
+        p.iteration_limit = limits.work
+        return p
+    p.relative_gap_tolerance = 0.0
+    p.absolute_gap_tolerance = 0.999 if whole else 0.0
+    if solver == "cp-sat":
+        p.threads = limits.threads
+        p.cp_sat.catch_sigint_signal = True
+        if limits.work is not None:
+            p.cp_sat.max_deterministic_time = float(limits.work)
+    else:
+        p.node_limit = limits.work
+    if solver == "scip":
+        p.gscip.bool_params["misc/catchctrlc"] = True
+    return p
+
+
+def parse_row(line: str) -> tuple[int, float | None, float | None] | None:
+    """(nodes, best bound, best solution) of a row of SCIP's or HiGHS' log; None for any other line.
+
+    SCIP:   time | node | ... | dualbound | primalbound | gap | compl.        (18 columns)
+    HiGHS:  Src Proc. InQueue | Leaves Expl. | BestBound BestSol Gap | ... | LpIters Time
+    """
+    columns = [c.split() for c in line.split("|")]
+    try:
+        if len(columns) == 18:
+            return int(columns[1][0]), _number(columns[14][0]), _number(columns[15][0])
+        if len(columns) == 5 and len(columns[2]) == 3:
+            return int(columns[0][-2]), _number(columns[2][0]), _number(columns[2][1])
+    except (ValueError, IndexError):
+        pass  # the table's header
+    return None
+
+
+def _number(text: str) -> float | None:
+    """A number of a log, None where it stands for "none yet"."""
+    if text in ("--", "infeasible", "Large"):
+        return None
+    number = float(text)
+    return number if abs(number) < 1e20 else None
