@@ -105,15 +105,16 @@ def plan_from_json(data: Mapping[str, Any]) -> Plan:
     return Plan(tuple(data["forward"]), tuple(data["backward"]))
 
 
-def just_in_time(graph: Graph, saved: frozenset[int]) -> Plan:
+def just_in_time(graph: Graph, saved: frozenset[int], early: frozenset[int] = frozenset()) -> Plan:
     """The plan that keeps ``saved`` from the forward and recomputes everything else once, just before
     its first reader in the backward (program order breaks ties).
 
-    EITHER ops run in the forward only where a saved value needs them.
+    EITHER ops run in the forward only where a saved value or a FORWARD op needs them, and those in ``early``.
     """
     ops, values = graph.ops, graph.values
     needed_early: set[int] = set()
-    stack = [p for v in saved if (p := values[v].producer) is not None]
+    stack = [*early, *(p for v in saved if (p := values[v].producer) is not None)]
+    stack += [a for op in ops if op.region is Region.FORWARD for a in op.after]
     while stack:
         o = stack.pop()
         if o in needed_early:
