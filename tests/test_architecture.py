@@ -28,24 +28,31 @@ ORDER = (
     ("units",),
     ("graph",),
     ("problem",),
+    ("random_graphs",),
     ("plans",),
     ("liveness",),
     ("validate",),
     ("torch_private",),
     ("capture", "capture_sides"),
     ("cost",),
-    ("solver.base", "solver.maxflow"),  # what formulations use of them; the other solvers use formulations
+    ("solver",),  # takes a network or a matrix, knows no formulation
     ("formulation",),
-    ("solver",),
     ("peers",),
     ("rewrite",),
     ("settings",),
-    ("partitioner", "planning", "measuring", "report"),
+    ("strategy",),
+    ("partitioner",),
+    ("measuring",),
+    ("planning",),
+    ("report",),
     ("cli",),
 )
 
-NO_TORCH = ("units", "graph", "problem", "plans", "liveness", "validate", "solver", "formulation", "peers")
-TORCH_WHEN_CALLED = ("cost", "report", "cli")  # imported without torch, and import it inside a function
+NO_TORCH = (
+    *("units", "graph", "problem", "random_graphs", "plans", "liveness", "validate"),
+    *("solver", "formulation", "peers", "strategy"),
+)
+TORCH_WHEN_CALLED = ("cost", "settings", "report", "cli")  # imported without torch, and import it inside a function
 
 # FakeTensorMode has no public name yet; the zoo stands alone, so it does not go through torch_private.
 ALLOWED_PRIVATE = {("models/registry.py", "torch._subclasses.fake_tensor")}
