@@ -25,7 +25,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils._pytree import tree_leaves
 
 from optpart import torch_private as tp
 from optpart.capture_sides import Sides, is_effect, overwritten_inputs, read_from_clones, schema_alias, storage_bytes, storage_key, tensors_in
@@ -162,7 +161,7 @@ class _Builder:
         """``getitem`` of an op: the position in the op's result says which storage, whatever ``val`` is."""
         parent, index = node.args
         leaf = self.leaves[parent][index]  # type: ignore[index]  # a getitem's arguments are (node, position)
-        ids = tuple(dict.fromkeys(v for v in tree_leaves(leaf) if v is not None))
+        ids = tuple(dict.fromkeys(v for v in tp.tree_leaves(leaf) if v is not None))
         self.storages[node] = ids
         if isinstance(leaf, (list, tuple)):
             self.leaves[node] = leaf
@@ -227,7 +226,7 @@ class _Builder:
             return writes[key]
 
         leaves = place(node.meta.get("val"))
-        self.storages[node] = tuple(dict.fromkeys(v for v in tree_leaves(leaves) if v is not None))
+        self.storages[node] = tuple(dict.fromkeys(v for v in tp.tree_leaves(leaves) if v is not None))
         if isinstance(leaves, list):
             self.leaves[node] = leaves
         elif isinstance(leaves, int) and leaves in writes.values():
@@ -350,7 +349,7 @@ class _Builder:
             args=tuple(self._argument(a) for a in node.args),
             kwargs=tuple((k, self._argument(a)) for k, a in sorted(node.kwargs.items())),
             outputs=tuple(
-                self._spec(t) if isinstance(t, torch.Tensor) else None for t in tree_leaves(node.meta.get("val"))
+                self._spec(t) if isinstance(t, torch.Tensor) else None for t in tp.tree_leaves(node.meta.get("val"))
             ),
         )
 

@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils._pytree import tree_leaves
 
 from optpart import torch_private as tp
 from optpart.graph import Region
@@ -46,7 +45,7 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
     """The tensors of a nested result; the common case, one tensor, without a tree walk."""
     if isinstance(value, torch.Tensor):
         return [value]
-    return [t for t in tree_leaves(value) if isinstance(t, torch.Tensor)]
+    return [t for t in tp.tree_leaves(value) if isinstance(t, torch.Tensor)]
 
 
 def is_effect(node: fx.Node) -> bool:
@@ -62,7 +61,7 @@ _aliased_argument: dict[Any, int] = {}  # operator -> position of the argument t
 def schema_alias(node: fx.Node) -> fx.Node | None:
     """The argument whose storage the result is declared to share, if there is one."""
     target = node.target
-    if not isinstance(target, torch._ops.OpOverload):
+    if not isinstance(target, tp.OpOverload):
         return None
     if target not in _aliased_argument:
         _aliased_argument[target] = _find_aliased_argument(target)
@@ -73,7 +72,7 @@ def schema_alias(node: fx.Node) -> fx.Node | None:
     return given if isinstance(given, fx.Node) else None
 
 
-def _find_aliased_argument(target: torch._ops.OpOverload) -> int:
+def _find_aliased_argument(target: tp.OpOverload) -> int:
     for returned in target._schema.returns:
         if returned.alias_info is not None:
             for i, argument in enumerate(target._schema.arguments):
@@ -149,7 +148,7 @@ def _written_bases(node: fx.Node) -> Iterator[fx.Node]:
         return
     for argument, given in zip(schema.arguments, node.args):
         if argument.alias_info is not None and argument.alias_info.is_write:
-            for base in tree_leaves(given):
+            for base in tp.tree_leaves(given):
                 while isinstance(base, fx.Node) and (further := schema_alias(base)) is not None:
                     base = further
                 if isinstance(base, fx.Node):

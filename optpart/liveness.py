@@ -9,8 +9,8 @@ Steps are the positions of ``plan.sequence``.  At step j
               + workspace(op at j)
 
 and ``peak_bytes`` is its maximum.  An instance that nobody reads lives at its own step.
-``saved_bytes`` is another number: what the forward keeps for the backward, beyond what the caller
-holds anyway (inputs, forward outputs).
+``saved_bytes`` is another number: the storages that the forward keeps for the backward, without static
+inputs and without forward outputs, which stay alive whether they are saved or not.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def simulate(problem: Problem, plan: Plan) -> Liveness:
         instances=tuple(held),
         peak_bytes=Bytes(peak),
         peak_step=timeline.index(peak) if timeline else 0,
-        saved_bytes=Bytes(sum(sizes[v] for v in saved if graph.values[v].kind is ValueKind.COMPUTED and v not in free)),
+        saved_bytes=Bytes(sum(sizes[v] for v in saved if v not in free)),
         recompute_time=Microseconds(recompute),
         overhead=recompute / problem.total_time if problem.total_time else 0.0,
     )

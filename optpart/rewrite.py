@@ -16,6 +16,7 @@ Random ops that are recomputed run from the state of the generator that the forw
 from __future__ import annotations
 
 import operator
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -44,17 +45,19 @@ def rewrite(capture: Capture, plan: Plan) -> tuple[fx.GraphModule, fx.GraphModul
     saved = set(plan.saved(graph))
     states = [graph.values[v].producer for v in sorted(saved) if _is_state(capture, v)]
     nodes = _saved_nodes(capture, saved)
-    forward, backward, sizes = tp.extract(
-        capture.joint,
-        nodes,
-        _sizes(capture),
-        [n for n in _inputs(capture) if tp.is_opaque(n) and not tp.is_script_object(n)],
-        num_fwd_outputs=capture.num_fwd_outputs,
-        static_nodes=capture.static_nodes,
-    )
+    kept = _read_again_later(capture, plan, saved)
+    with tp.more_outputs(capture.joint, kept):
+        forward, backward, sizes = tp.extract(
+            capture.joint,
+            nodes,
+            _sizes(capture),
+            [n for n in _inputs(capture) if tp.is_opaque(n) and not tp.is_script_object(n)],
+            num_fwd_outputs=capture.num_fwd_outputs,
+            static_nodes=capture.static_nodes,
+        )
     random = [o for o in states if o is not None]
     forward = _Emitter(capture, forward, random, replay=False).run(plan.forward, sizes_at_end=sizes)
-    backward = _Emitter(capture, backward, random, replay=True).run(plan.backward)
+    backward = _Emitter(capture, backward, random, replay=True).run(plan.backward, extra_outputs=len(kept))
     for node in backward.graph.nodes:
         if node.op in ("call_function", "get_attr"):
             node.meta["autograd_backward"] = True
@@ -107,6 +110,22 @@ def _saved_nodes(capture: Capture, saved: set[int]) -> list[fx.Node]:
     return nodes
 
 
+def _read_again_later(capture: Capture, plan: Plan, saved: set[int]) -> list[fx.Node]:
+    """What extraction would drop, because it knows no second run of an op, and the plan reads.
+
+    Empty unless the backward runs an op again although its value was saved or it ran there before.
+    """
+    graph = capture.graph
+    runs = Counter(plan.backward)
+    twice = any(n > 1 for n in runs.values()) or any(graph.values[v].producer in runs for v in saved)
+    if not twice:
+        return []
+    read = {v for o in plan.backward for v in graph.ops[o].reads}
+    kinds = (ValueKind.STATIC, ValueKind.INPUT)
+    wanted = [v for v in sorted(read) if v in saved or graph.values[v].kind in kinds]
+    return [n for v in wanted for n in capture.roots[v][:1] if n.op != "get_attr"]
+
+
 def _sizes(capture: Capture) -> list[fx.Node]:
     """Sizes that the forward knows: from its inputs, or from tensors that it computes anyway."""
     early = {
@@ -150,11 +169,11 @@ class _Emitter:
             node = node.args[0]  # type: ignore[assignment]  # a getitem's first argument is a node
         return self.capture.op_of.get(node)
 
-    def run(self, sequence: Iterable[int], sizes_at_end: int = 0) -> fx.GraphModule:
+    def run(self, sequence: Iterable[int], sizes_at_end: int = 0, extra_outputs: int = 0) -> fx.GraphModule:
         self._placeholders()
         for o in sequence:
             self._execute(o)
-        self._output(sizes_at_end)
+        self._output(sizes_at_end, extra_outputs)
         self._drop_unread()
         self.graph.lint()
         return tp.make_graph_module(self.capture.joint, self.graph)
@@ -231,11 +250,12 @@ class _Emitter:
         self.states[o] = state
         return new
 
-    def _output(self, sizes_at_end: int) -> None:
+    def _output(self, sizes_at_end: int, extra_outputs: int) -> None:
         old = self.extracted.graph.output_node()
         outputs = list(old.args[0])  # type: ignore[arg-type]  # an output's argument is a tuple
+        outputs = outputs[: len(outputs) - extra_outputs]
         new = [self._need(self.by_name[n.name]) if isinstance(n, fx.Node) else n for n in outputs]
-        desc = list(old.meta.get("desc") or ())
+        desc = list(old.meta.get("desc") or ())[: len(outputs)]
         if not self.replay and self.random:
             at = len(new) - sizes_at_end
             new[at:at] = [self.states[o] for o in self.random]

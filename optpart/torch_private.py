@@ -22,12 +22,16 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
+from torch._dynamo import config as dynamo_config
+from torch._dynamo import exc as dynamo_exc
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch import config as functorch_config
 from torch._functorch import partitioners
@@ -37,17 +41,22 @@ from torch._library.utils import is_builtin
 from torch._logging import trace_structured
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.fx.experimental.proxy_tensor import is_sym_node
+from torch._ops import OpOverload
+from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.checkpoint import CheckpointPolicy
 
 __all__ = [
     "CheckpointPolicy",
     "CustomPartitionerFn",
     "FakeTensorMode",
+    "OpOverload",
     "aot_autograd",
     "functorch_config",
     "get_hash_for_files",
     "is_sym_node",
     "must_recompute",
+    "tree_leaves",
+    "tree_map",
     "unset_fake_temporarily",
 ]
 
@@ -192,7 +201,7 @@ def is_collective(node: fx.Node) -> bool:
 
 def is_custom(node: fx.Node) -> bool:
     """An operator that torch does not ship."""
-    return isinstance(node.target, torch._ops.OpOverload) and not is_builtin(node.target)
+    return isinstance(node.target, OpOverload) and not is_builtin(node.target)
 
 
 def is_higher_order(node: fx.Node) -> bool:
@@ -216,6 +225,20 @@ def size_hint(size: int | torch.SymInt, fallback: int = 4096) -> int:
 
         return int(hint_int(size, fallback=fallback))
     return int(optimization_hint(size, fallback=fallback))
+
+
+@contextlib.contextmanager
+def more_outputs(joint: fx.GraphModule, more: Sequence[fx.Node]) -> Iterator[None]:
+    """For a while the joint module's backward returns some more nodes, so that extraction hands them over."""
+    output = joint.graph.output_node()
+    args, desc = output.args, output.meta.get("desc")
+    if more:
+        output.args = ((*args[0], *more),)  # type: ignore[misc]  # an output's argument is a tuple
+        output.meta["desc"] = None if desc is None else [*desc, *(None for _ in more)]
+    try:
+        yield
+    finally:
+        output.args, output.meta["desc"] = args, desc
 
 
 def extract(
@@ -266,7 +289,7 @@ def offload(
 def is_random(node: fx.Node) -> bool:
     """Does this call draw random numbers?  An attention or dropout with probability 0 does not."""
     target = node.target
-    if not isinstance(target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in target.tags:
+    if not isinstance(target, OpOverload) or torch.Tag.nondeterministic_seeded not in target.tags:
         return False
     bound = dict(zip((a.name for a in target._schema.arguments), node.args)) | dict(node.kwargs)
     for a in target._schema.arguments:
@@ -290,7 +313,7 @@ def run_with_rng_state() -> Any:
 
 def fake_rng_state(node: fx.Node) -> torch.Tensor:
     """A fake tensor shaped like the state of the generator that this call draws from."""
-    values = [v for v in torch.utils._pytree.tree_leaves(node.meta.get("val")) if isinstance(v, torch.Tensor)]
+    values = [v for v in tree_leaves(node.meta.get("val")) if isinstance(v, torch.Tensor)]
     on_cuda = bool(values) and values[0].device.type == "cuda"
     with unset_fake_temporarily():
         state = torch.cuda.get_rng_state(values[0].device) if on_cuda else torch.get_rng_state()
@@ -328,3 +351,126 @@ def copy_node_meta(node: fx.Node) -> dict[str, Any]:
 
 def is_getitem(node: fx.Node) -> bool:
     return node.op == "call_function" and node.target is operator.getitem
+
+
+# ------------------------------------------------------------------------------- backends and capture
+
+
+def aot_eager_backend(partition_fn: Callable[..., Any]) -> Callable[..., Any]:
+    """A ``torch.compile`` backend that runs the partitioned graphs as they are (boxed: inputs are freed)."""
+    from torch._dynamo.backends.debugging import boxed_nop
+
+    backend: Callable[..., Any] = aot_autograd(
+        fw_compiler=boxed_nop, bw_compiler=boxed_nop, partition_fn=partition_fn, keep_inference_input_mutations=True
+    )
+    return backend
+
+
+def compile_with_inductor(
+    gm: fx.GraphModule, example_inputs: Sequence[Any], *, partitioner: Any, options: dict[str, Any] | None = None
+) -> Any:
+    """Inductor's own compile of a Dynamo graph, with our partitioner in it."""
+    from torch._inductor.compile_fx import compile_fx
+
+    return compile_fx(
+        gm, list(example_inputs), config_patches={**(options or {}), "custom_partitioner_fn": partitioner}
+    )
+
+
+@dataclass(frozen=True)
+class Joint:
+    """One joint graph as AOTAutograd hands it to a ``partition_fn``."""
+
+    module: fx.GraphModule
+    inputs: Any
+    num_fwd_outputs: int
+    static_lifetime_input_indices: tuple[int, ...]
+
+
+class _Seen(Exception):
+    """Stops a compile once the joint graph is there."""
+
+
+def trace_joint(model: Callable[..., Any], args: Sequence[Any], *, decompose: bool = False) -> list[Joint]:
+    """The joint graphs of ``model(*args)``, through Dynamo, for the shapes that are given.
+
+    Nothing is executed and nothing of the model changes, unless it breaks into several graphs: then a
+    copy of the model runs its forward once, so that every graph is seen.  ``decompose`` applies
+    Inductor's decompositions.
+
+    Raises:
+        ValueError: no graph needs a gradient.
+    """
+    from torch._inductor.decomposition import select_decomp_table
+
+    found: list[Joint] = []
+
+    def record(joint: fx.GraphModule, joint_inputs: Any, **kw: Any) -> Any:
+        static = tuple(kw.get("static_lifetime_input_indices") or ())
+        copy_of_it = copy_module(joint)
+        copy_of_it.meta.update(joint.meta)
+        if joint_inputs:
+            found.append(Joint(copy_of_it, joint_inputs, kw["num_fwd_outputs"], static))
+        if stop and joint_inputs:
+            raise _Seen
+        return default_partition(joint, joint_inputs, num_fwd_outputs=kw["num_fwd_outputs"])
+
+    keywords = {"decompositions": select_decomp_table()} if decompose else {}
+    backend = aot_autograd(
+        fw_compiler=_boxed, bw_compiler=_boxed, partition_fn=record, keep_inference_input_mutations=True, **keywords
+    )
+    for stop in (True, False):
+        found.clear()
+        try:
+            with torch.enable_grad(), dynamo_config.patch(recompile_limit=2**16, suppress_errors=False):
+                torch.compile(
+                    model if stop else copy.deepcopy(model), backend=backend, fullgraph=stop, dynamic=False
+                )(*args)
+        except dynamo_exc.BackendCompilerFailed as e:
+            if not isinstance(e.inner_exception, _Seen):
+                raise
+        except dynamo_exc.Unsupported:
+            continue  # a graph break: once more, without stopping at the first graph
+        break
+    if not found:
+        raise ValueError("the model has no joint graph: nothing that it returns needs a gradient")
+    return found
+
+
+def _boxed(gm: fx.GraphModule, _: Any) -> Callable[..., Any]:
+    from torch._functorch.aot_autograd import make_boxed_func
+
+    boxed: Callable[..., Any] = make_boxed_func(gm.forward)
+    return boxed
+
+
+def compiler_backend(compiler: str, partitioner: Any) -> Callable[..., Any]:
+    """The ``torch.compile`` backend for a compiler's name ("aot_eager" or "inductor")."""
+    if compiler == "aot_eager":
+        return aot_eager_backend(partitioner)
+    if compiler == "inductor":
+        return functools.partial(compile_with_inductor, partitioner=partitioner)
+    raise ValueError(f"compiler={compiler!r}: expected 'inductor' or 'aot_eager'")
+
+
+def compile_fresh(model: Callable[..., Any], backend: Callable[..., Any]) -> Callable[..., Any]:
+    """``torch.compile`` that no earlier compile of the same code stands in the way of.
+
+    Dynamo counts recompiles by code object, and turns sizes that differ from an earlier call's into
+    symbols; a check that compiles one model many times wants neither.
+    """
+    compiled = torch.compile(model, backend=backend, dynamic=False)
+
+    def call(*args: Any) -> Any:
+        with dynamo_config.patch(recompile_limit=2**16, accumulated_recompile_limit=2**16):
+            return compiled(*args)
+
+    return call
+
+
+def allocation_events(prof: Any) -> list[int]:
+    """Signed sizes of the CPU allocator's events in the order of time."""
+    events = [
+        (e.start_ns(), i, e.nbytes()) for i, e in enumerate(prof.profiler.kineto_results.events()) if e.name() == "[memory]"
+    ]
+    return [nbytes for _, _, nbytes in sorted(events)]

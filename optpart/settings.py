@@ -1,0 +1,122 @@
+"""What a user may set, checked where it is given: a wrong value is refused at once, in words.
+
+``memory_budget`` limits the peak of one joint graph, forward and backward, everything resident included:
+
+* None: no limit (least saved bytes, where only cheap ops are redone);
+* an int: bytes; a text: a size with its unit ("300 MiB");
+* a float f in 0..1: low + f (high - low), where high is the peak with nothing recomputed and low the
+  smallest peak that the solver finds within its fixed work limit;
+* "auto": what the device has free now, plus what is resident, minus a reserve.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal
+
+from optpart.cost.model import CostModel, cost_key, get_cost_model
+from optpart.units import Bytes, parse_bytes
+
+Budget = int | float | str | None
+Failure = Literal["min_cut", "raise"]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings of a partition; see the module's docstring for ``memory_budget``.
+
+    ``cost_model``: a name ("roofline", "roofline:h100", "flops", "bytes", "unit") or a CostModel.
+    ``time_limit``: seconds for the solver.  ``on_failure``: "min_cut" falls back to PyTorch's min-cut
+    with a warning, "raise" raises.  ``seed``: of everything random in a search.
+
+    Raises:
+        ValueError: a value is out of range; the message says what was given and what is accepted.
+    """
+
+    memory_budget: Budget = None
+    cost_model: str | CostModel = "roofline"
+    time_limit: float = 30.0
+    on_failure: Failure = "min_cut"
+    seed: int = 0
+    threads: int | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "memory_budget", check_budget(self.memory_budget))
+        if isinstance(self.time_limit, bool) or not isinstance(self.time_limit, (int, float)) or not self.time_limit > 0:
+            raise ValueError(f"time_limit={self.time_limit!r}: expected seconds, a number above 0")
+        if self.on_failure not in ("min_cut", "raise"):
+            raise ValueError(f"on_failure={self.on_failure!r}: expected 'min_cut' or 'raise'")
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0:
+            raise ValueError(f"seed={self.seed!r}: expected an int, 0 or more")
+        if self.threads is not None and (isinstance(self.threads, bool) or not isinstance(self.threads, int) or self.threads < 1):
+            raise ValueError(f"threads={self.threads!r}: expected an int, 1 or more, or None for all cores")
+        if not isinstance(self.cost_model, str) and not all(hasattr(self.cost_model, a) for a in ("name", "runtime", "key")):
+            raise ValueError(f"cost_model={self.cost_model!r}: expected a name, or an object with name, runtime(signature) and key()")
+        get_cost_model(self.cost_model)  # an unknown name is refused here, not in the middle of a compile
+
+    @staticmethod
+    def of(given: Mapping[str, Any]) -> Settings:
+        """Settings from keywords.
+
+        Raises:
+            ValueError: an unknown keyword (with the closest known one), or a value out of range.
+        """
+        known = [f.name for f in fields(Settings)]
+        for name in given:
+            if name not in known:
+                close = difflib.get_close_matches(name, known, 1)
+                hint = f"; did you mean {close[0]!r}?" if close else ""
+                raise ValueError(f"unknown setting {name!r}{hint} (settings: {', '.join(known)})")
+        return Settings(**given)
+
+    def key(self) -> dict[str, Any]:
+        """Everything that can change a plan, as plain data."""
+        return asdict(self) | {"cost_model": cost_key(self.cost_model)}
+
+
+def check_budget(budget: Any) -> Budget:
+    """A budget in its accepted form: sizes in words become bytes.
+
+    Raises:
+        ValueError: not a budget.
+    """
+    accepted = "bytes as an int, a size such as '300 MiB', a fraction as a float between 0.0 and 1.0, 'auto', or None"
+    if budget is None or budget == "auto":
+        return budget  # type: ignore[no-any-return]  # None or the text
+    if isinstance(budget, bool):
+        raise ValueError(f"memory_budget={budget!r}: expected {accepted}")
+    if isinstance(budget, str):
+        try:
+            return parse_bytes(budget)
+        except ValueError as e:
+            raise ValueError(f"memory_budget={budget!r}: expected {accepted} ({e})") from None
+    if isinstance(budget, int):
+        if budget < 0:
+            raise ValueError(f"memory_budget={budget}: expected {accepted}")
+        return Bytes(budget)
+    if isinstance(budget, float):
+        if not 0.0 <= budget <= 1.0:
+            raise ValueError(f"memory_budget={budget!r}: a float is a fraction between 0.0 and 1.0; give bytes as an int")
+        return budget
+    raise ValueError(f"memory_budget={budget!r} of type {type(budget).__name__}: expected {accepted}")
+
+
+def parse_budget(text: str) -> Budget:
+    """A budget as it is typed in a shell: "0.5" is a fraction, "1.0" too, "4096" bytes, "300 MiB" a size.
+
+    Raises:
+        ValueError: not a budget.
+    """
+    text = text.strip()
+    if text.lower() in ("", "none"):
+        return None
+    if text.isdigit():
+        return check_budget(int(text))
+    try:
+        return check_budget(float(text))
+    except ValueError as e:
+        if "fraction" in str(e):
+            raise
+        return check_budget(text)
