@@ -169,7 +169,7 @@ class _Model:
 
     def solve(self, start: CutResult, limit: int, limits: Limits, solver: SolverName) -> Outcome:
         """Solve under a limit on the weight, from a plan that may be over it."""
-        self.row.upper_bound = float(limit)
+        self.row.upper_bound = self.row.lower_bound + limit  # constants of the row are in its lower bound of 0
         sink = 1.0 - start.cut.source
         hint = {variable: float(sink[n]) for n, variable in enumerate(self.side)}
         hint |= {variable: max(0.0, float(sink[h] - sink[t])) for (t, h), variable in self.cut.items()}
