@@ -43,10 +43,11 @@ def rewrite(capture: Capture, plan: Plan) -> tuple[fx.GraphModule, fx.GraphModul
     """
     graph = capture.graph
     saved = set(plan.saved(graph))
+    _refuse_unsafe(capture, plan, saved)
     states = [graph.values[v].producer for v in sorted(saved) if _is_state(capture, v)]
     nodes = _saved_nodes(capture, saved)
     kept = _read_again_later(capture, plan, saved)
-    with tp.more_outputs(capture.joint, kept):
+    with tp.more_outputs(capture.joint, kept), tp.lazy_modules():
         forward, backward, sizes = tp.extract(
             capture.joint,
             nodes,
@@ -68,6 +69,17 @@ def rewrite(capture: Capture, plan: Plan) -> tuple[fx.GraphModule, fx.GraphModul
         tp.thread_rng_from_regions(forward, is_backward=False),
         tp.thread_rng_from_regions(backward, is_backward=True),
     )
+
+
+def _refuse_unsafe(capture: Capture, plan: Plan, saved: set[int]) -> None:
+    """A second run of what must run once, or a saved value that may not be saved, gives wrong gradients."""
+    graph = capture.graph
+    for o in plan.recomputes():
+        if not graph.ops[o].recomputable:
+            raise RewriteError(f"op {graph.ops[o].name!r} may not be recomputed: {graph.ops[o].reason}")
+    for v in saved:
+        if not graph.values[v].savable:
+            raise RewriteError(f"value {graph.values[v].name!r} may not be saved: {graph.values[v].reason}")
 
 
 def emitted_ops(module: fx.GraphModule) -> tuple[int, ...]:

@@ -40,6 +40,7 @@ from torch._inductor.custom_graph_pass import CustomPartitionerFn, get_hash_for_
 from torch._library.utils import is_builtin
 from torch._logging import trace_structured
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+from torch.fx import _lazy_graph_module
 from torch.fx.experimental.proxy_tensor import is_sym_node
 from torch._ops import OpOverload
 from torch.utils._pytree import tree_leaves, tree_map
@@ -79,7 +80,8 @@ def prepare_joint(joint: fx.GraphModule) -> fx.GraphModule:
     """
     joint.graph.eliminate_dead_code()
     graph = fx_graph_cse(joint.graph) if functorch_config.cse else copy_graph(joint.graph)
-    module = fx._lazy_graph_module._make_graph_module(joint, graph)
+    with lazy_modules():
+        module = make_graph_module(joint, graph)
     if partitioners.has_recomputable_ops(module):
         _cleanup_recompute_tags(module)
     if not functorch_config.unsafe_allow_optimization_of_collectives:
@@ -104,8 +106,14 @@ def copy_module(module: fx.GraphModule) -> fx.GraphModule:
     return make_graph_module(module, copy_graph(module.graph))
 
 
+def lazy_modules() -> contextlib.AbstractContextManager[None]:
+    """Graph modules made inside write their Python code only when they are called, which ours mostly never are."""
+    manager: contextlib.AbstractContextManager[None] = _lazy_graph_module._use_lazy_graph_module(True)
+    return manager
+
+
 def make_graph_module(root: fx.GraphModule, graph: fx.Graph) -> fx.GraphModule:
-    module: fx.GraphModule = fx._lazy_graph_module._make_graph_module(root, graph)
+    module: fx.GraphModule = _lazy_graph_module._make_graph_module(root, graph)
     return module
 
 
