@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -355,7 +355,30 @@ class _Builder:
 
     # ------------------------------------------------------------------------------------------ graph
 
+    def _hoist(self) -> None:
+        """Move ops that are free to run on both sides right behind the last op that they wait for.
+
+        AOTAutograd traces most of them in the middle of the backward.  If one runs in the forward, so
+        that its small result is saved (a mask, say), it should run while its large input is still there.
+        """
+        place: list[tuple[int, ...]] = []
+        for op in self.ops:
+            if op.region is not Region.EITHER:
+                place.append((op.id,))
+                continue
+            producers = [p for v in op.reads if (p := self.values[v].producer) is not None]
+            place.append((*max((place[p] for p in (*producers, *op.after)), default=(-1,)), op.id))
+        order = sorted(range(len(self.ops)), key=place.__getitem__)
+        new = {old: i for i, old in enumerate(order)}
+        self.cores = [self.cores[o] for o in order]
+        self.ops = [
+            replace(self.ops[o], id=new[o], after=tuple(sorted(new[a] for a in self.ops[o].after))) for o in order
+        ]
+        self.values = [v if v.producer is None else replace(v, producer=new[v.producer]) for v in self.values]
+
     def graph(self, forward_outputs: Iterable[Any], backward_outputs: Iterable[Any], name: str) -> Graph:
+        self._hoist()
+
         def computed(outputs: Iterable[Any]) -> tuple[int, ...]:
             ids = dict.fromkeys(v for n in outputs if isinstance(n, fx.Node) for v in self.storages[n])
             return tuple(v for v in ids if self.values[v].producer is not None)
