@@ -1,0 +1,442 @@
+"""The cut against exhaustive search on small graphs, and against a network by the book on larger ones."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Sequence
+
+import networkx
+import numpy
+import pytest
+from cases import BACKWARD, EITHER, FORWARD, Builder, four_inputs, ids, op_ids
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from optpart.formulation.cut import CutResult, banned_ops, charged_bytes, hull, min_saved_bytes
+from optpart.formulation.cut_ilp import PLAN_CLASS, min_recompute
+from optpart.formulation.network import NoPlan, build_network, solve_network
+from optpart.graph import Graph, Region, ValueKind
+from optpart.liveness import simulate
+from optpart.problem import Problem, bare_problem
+from optpart.random_graphs import random_joint
+from optpart.solver.base import Limits, Status
+from optpart.solver.exhaustive import one_copy_options
+from optpart.solver.maxflow import InfinitePath, MinimumCut, minimum_cut
+from optpart.validate import validate
+
+seeds = st.integers(0, 1 << 20)
+Point = tuple[float, float]
+
+
+# ------------------------------------------------------------------------------ against exhaustive search
+
+
+def small(seed: int) -> tuple[Problem, frozenset[int], bool]:
+    """A random problem, some banned ops, and whether inputs are free."""
+    rng = random.Random(seed)
+    problem = random_joint(seed, rng.randint(2, 11))
+    banned = frozenset(op.id for op in problem.graph.ops if rng.random() < 0.15)
+    return problem, banned, rng.random() < 0.3
+
+
+def all_points(problem: Problem, banned: frozenset[int], inputs_free: bool) -> list[Point]:
+    """(saved bytes, recompute time) of every plan of the class, by enumeration, sorted."""
+    weights = charged_bytes(problem, inputs_free)
+    points = set()
+    for option in one_copy_options(problem):
+        weight = option.weight(weights)
+        if weight is not None and not banned & option.forward & option.backward:
+            points.add((weight, option.recompute_time))
+    return sorted(points)
+
+
+def assert_honest(problem: Problem, result: CutResult, inputs_free: bool) -> None:
+    """The plan is valid, and its numbers are the checker's and the simulator's."""
+    verdict, live = validate(problem, result.plan), simulate(problem, result.plan)
+    assert verdict.faults == ()
+    assert result.saved == set(result.plan.saved(problem.graph))
+    assert result.recompute_time == verdict.recompute_time == live.recompute_time
+    if not inputs_free:
+        assert result.saved_bytes == verdict.saved_bytes == live.saved_bytes
+
+
+def lower_hull(points: Sequence[Point]) -> list[Point]:
+    """Corners of the lower convex hull up to the point of least time: those that some price of time makes best.
+
+    Slow and obvious: a corner is a point that no segment between two others passes below or through.
+    """
+    front = [p for p in points if not any(q != p and q[0] <= p[0] and q[1] <= p[1] for q in points)]
+
+    def below(a: Point, b: Point, p: Point) -> bool:
+        return a[0] < p[0] < b[0] and a[1] + (b[1] - a[1]) * (p[0] - a[0]) / (b[0] - a[0]) <= p[1] + 1e-9
+
+    return [p for p in front if not any(below(a, b, p) for a, b in itertools.combinations(front, 2))]
+
+
+@settings(max_examples=400)
+@given(seeds)
+def test_least_saved_bytes_is_what_exhaustive_search_finds(seed: int) -> None:
+    problem, banned, inputs_free = small(seed)
+    points = all_points(problem, banned, inputs_free)
+    if not points:
+        with pytest.raises(NoPlan):
+            min_saved_bytes(problem, banned, inputs_free)
+        return
+    result = min_saved_bytes(problem, banned, inputs_free)
+    assert (result.saved_bytes, result.recompute_time) == points[0]
+    assert not any(o in banned for o in result.plan.recomputes())
+    assert_honest(problem, result, inputs_free)
+
+
+@settings(max_examples=200)
+@given(seeds)
+def test_hull_is_the_lower_hull_of_all_plans(seed: int) -> None:
+    problem, banned, inputs_free = small(seed)
+    points = all_points(problem, banned, inputs_free)
+    if points:
+        corners = hull(problem, banned, inputs_free)
+        assert [(c.saved_bytes, c.recompute_time) for c in corners] == lower_hull(points)
+        for corner in corners:
+            assert_honest(problem, corner, inputs_free)
+
+
+@settings(max_examples=120)
+@given(seeds)
+def test_integer_program_is_optimal_at_every_limit(seed: int) -> None:
+    problem, banned, inputs_free = small(seed)
+    points = all_points(problem, banned, inputs_free)
+    for byte_limit in sorted({int(w) + more for w, _ in points[:40:4] for more in (-1, 0, 3)}):
+        result = min_recompute(problem, byte_limit, banned=banned, inputs_free=inputs_free)
+        best = min((t for w, t in points if w <= byte_limit), default=None)
+        assert result.plan_class == PLAN_CLASS
+        if best is None:
+            assert result.status is Status.INFEASIBLE
+            assert result.plan is None
+            continue
+        assert result.status is Status.OPTIMAL
+        assert result.plan is not None
+        verdict = validate(problem, result.plan)
+        assert verdict.faults == ()
+        assert verdict.recompute_time == best
+        assert result.overhead == result.bound == pytest.approx(best / problem.total_time)
+        assert result.gap == 0
+        saved = sum(charged_bytes(problem, inputs_free)[v] or 0 for v in result.plan.saved(problem.graph))
+        assert saved <= byte_limit
+
+
+def test_solvers_agree_on_the_integer_program() -> None:
+    problem = random_joint(5, 60)
+    corners = hull(problem)
+    byte_limit = (corners[0].saved_bytes + corners[1].saved_bytes) // 2
+    results = [min_recompute(problem, byte_limit, solver=s) for s in ("highs", "scip", "cp-sat")]
+    assert [r.status for r in results] == [Status.OPTIMAL] * 3
+    assert len({r.objective for r in results}) == 1
+    assert all(r.progress[-1].gap == 0 for r in results)
+
+
+def test_at_a_limit_the_best_plan_so_far_comes_back_with_its_bound() -> None:
+    problem = random_joint(11, 150)
+    corners = hull(problem)
+    byte_limit = corners[1].saved_bytes - 8
+    result = min_recompute(problem, byte_limit, Limits(time_limit=0.0))
+    assert result.status is Status.FEASIBLE
+    assert result.plan is not None
+    assert not result.deterministic
+    assert simulate(problem, result.plan).saved_bytes <= byte_limit
+    assert result.bound is not None
+    assert result.overhead is not None
+    exact = min_recompute(problem, byte_limit)
+    assert exact.status is Status.OPTIMAL
+    assert exact.overhead is not None
+    assert 0 < result.bound <= exact.overhead <= result.overhead
+
+
+def test_a_work_limit_repeats_itself() -> None:
+    problem = random_joint(11, 150)
+    corners = hull(problem)
+    first, second = (min_recompute(problem, corners[1].saved_bytes - 8, Limits(work=1)) for _ in range(2))
+    assert first.deterministic
+    assert first.plan == second.plan
+    assert first.objective_bound == second.objective_bound
+
+
+# --------------------------------------------------------------------------- against a network by the book
+
+
+def by_the_book(
+    graph: Graph, weight: Sequence[float | None], cost: Sequence[int | None], a: int, b: int, rerun: set[int], needed: set[int]
+) -> float:
+    """Value of the minimum cut of the docstring's network, nothing merged, by networkx."""
+    net: networkx.DiGraph[object] = networkx.DiGraph()
+    net.add_nodes_from(["source", "sink"])
+
+    def arc(tail: object, head: object, capacity: float | None = None) -> None:
+        known = net.get_edge_data(tail, head, {"capacity": 0}).get("capacity", math.inf)
+        total = math.inf if capacity is None else known + capacity
+        net.add_edge(tail, head, **({} if total == math.inf else {"capacity": total}))
+
+    waiting = [op.id for op in graph.ops if op.region is not EITHER or not op.writes] + sorted(rerun)
+    waiting += [p for v in (*graph.backward_outputs, *needed) if (p := graph.values[v].producer) is not None]
+    live: set[int] = set()
+    while waiting:
+        if (o := waiting.pop()) not in live:
+            live.add(o)
+            waiting += graph.ops[o].after
+            waiting += [p for v in graph.ops[o].reads if (p := graph.values[v].producer) is not None]
+    for op in graph.ops:
+        run, early, o = ("r", op.id), ("x", op.id), op.id
+        if o not in live:
+            continue
+        if op.region is BACKWARD:
+            arc(run, "sink")
+            arc(early, "sink")
+        if op.region is FORWARD:
+            arc("source", early)
+        if o in rerun:
+            arc(run, "sink")
+        if op.region is not BACKWARD:
+            price = cost[o]
+            arc(early, run, None if price is None else b * price)
+            arc(run, early)
+        for v in op.reads:
+            arc(("d", v), run)
+            producer = graph.values[v].producer
+            if producer is not None:
+                arc(early, ("x", producer))
+        for earlier in op.after:
+            arc(early, ("x", earlier))
+        if op.rng_state is not None:
+            arc(("d", op.rng_state), run)
+    for v in graph.values:
+        if v.kind is not ValueKind.TANGENT and (v.producer is None or graph.ops[v.producer].region is not BACKWARD):
+            state = v.producer is not None and graph.ops[v.producer].rng_state == v.id
+            tail = "source" if v.producer is None else ("x" if state else "r", v.producer)
+            price = weight[v.id]
+            arc(tail, ("d", v.id), None if price is None or price == math.inf else a * price)
+            if v.id in graph.backward_outputs or v.id in needed:
+                arc(("d", v.id), "sink")
+    value: float = networkx.minimum_cut_value(net, "source", "sink")
+    return value
+
+
+@settings(max_examples=60)
+@given(seeds, st.booleans(), st.booleans())
+def test_merged_network_has_the_cut_of_the_whole_one(seed: int, floats: bool, forced: bool) -> None:
+    """With foreign weights, floats as well, bans, ops that must run again and values that must be there."""
+    rng = random.Random(seed)
+    problem = random_joint(seed, rng.randint(20, 60))
+    graph = problem.graph
+    weight = [None if w is None else w * 1.1 ** rng.randint(0, 9) if floats else w for w in charged_bytes(problem)]
+    cost = [None if o in banned_ops(graph, False) else rng.randint(0, 9) for o in range(len(graph.ops))]
+    rerun, needed = set(), set()
+    if forced:
+        rerun = {op.id for op in graph.in_region(FORWARD) if cost[op.id] is not None and rng.random() < 0.1}
+        needed = {v for op in graph.in_region(FORWARD) for v in op.writes if rng.random() < 0.05}
+    a, b = rng.randint(1, 5), rng.randint(0, 5)
+    network = build_network(graph, weight, cost, rerun=rerun, needed=needed)
+    try:
+        expected = by_the_book(graph, weight, cost, a, b, rerun, needed)
+    except networkx.NetworkXUnbounded:
+        with pytest.raises(NoPlan):
+            solve_network(network, a, b)
+        return
+    value, cut = solve_network(network, a, b)
+    assert value == pytest.approx(expected, rel=1e-12) if floats else value == expected
+    assert rerun <= cut.rerun
+    assert network.nodes < 2 + 3 * len(graph.ops)
+
+
+# -------------------------------------------------------------------------------------- known by hand
+
+
+def test_running_example_saves_the_sum_of_its_four_inputs() -> None:
+    problem = four_inputs()
+    result = min_saved_bytes(problem)
+    assert (result.saved, result.saved_bytes) == (ids(problem, "add_2"), 32)
+    assert tuple(result.plan.recomputes()) == op_ids(problem, "cos")
+    inputs_free = min_saved_bytes(problem, inputs_free=True)
+    assert (inputs_free.saved, inputs_free.saved_bytes) == (ids(problem, "a b c d"), 0)
+    corners = [(c.saved_bytes, c.recompute_time) for c in hull(problem)]
+    assert corners == [(32, 1.0), (64, 0.0)]
+
+
+def test_ops_that_are_not_cheap_are_recomputed_only_when_asked() -> None:
+    """x ── mm ── gelu ──> y │ g = back(t, mm, gelu): gelu is cheap, mm is not."""
+    b = Builder("mlp").given(8, "w", kind=ValueKind.STATIC).given(8, "t", kind=ValueKind.TANGENT)
+    b.op("mm", "w", FORWARD, 100, cheap=False).op("gelu", "mm", FORWARD, 100).op("y", "gelu", FORWARD, 8)
+    problem = b.op("g", "t mm gelu", BACKWARD, 8).problem("y", "g")
+    assert min_saved_bytes(problem).saved == ids(problem, "mm")
+    assert min_saved_bytes(problem, cheap_only=False).saved == frozenset()
+    assert min_saved_bytes(problem, banned=frozenset(op_ids(problem, "gelu"))).saved == ids(problem, "mm gelu")
+
+
+def test_a_generator_state_is_saved_where_a_random_op_is_recomputed() -> None:
+    """The mask (100 bytes) can be drawn again from a state of 10, and not from one of 200."""
+    for state, saved in ((10, "drop_state"), (200, "drop")):
+        b = Builder("dropout").given(8, "w", kind=ValueKind.STATIC).given(8, "t", kind=ValueKind.TANGENT)
+        b.op("drop", "w", FORWARD, 100, state=state).op("y", "drop", FORWARD, 8)
+        problem = b.op("g", "t drop", BACKWARD, 8).problem("y", "g")
+        result = min_saved_bytes(problem)
+        assert result.saved == ids(problem, saved)
+        assert_honest(problem, result, False)
+
+
+def test_an_op_that_only_the_backward_needs_runs_there_and_needs_no_state() -> None:
+    """A random EITHER op draws once wherever it runs; saving its big result would be the same draw for more bytes."""
+    b = Builder("late").given(8, "w", kind=ValueKind.STATIC).given(8, "t", kind=ValueKind.TANGENT)
+    b.op("y", "w", FORWARD, 8).op("noise", "w", EITHER, 100, recomputable=False, state=16)
+    problem = b.op("g", "t noise", BACKWARD, 8).problem("y", "g")
+    result = min_saved_bytes(problem)
+    assert result.saved == frozenset()
+    assert result.plan.backward == op_ids(problem, "noise g")
+
+
+def test_outputs_of_one_op_are_saved_one_by_one_and_recomputed_together() -> None:
+    """norm gives y (100), mean (4) and scale (4); only the last two are read in the backward."""
+    b = Builder("norm").given(50, "x").given(8, "t", kind=ValueKind.TANGENT)
+    b.op("norm", "x", FORWARD, {"y": 100, "mean": 4, "scale": 4}).op("z", "y", FORWARD, 8)
+    problem = b.op("g", "t mean scale", BACKWARD, 8).problem("z", "g")
+    assert min_saved_bytes(problem).saved == ids(problem, "mean scale")
+    both = b.op("h", "t x", BACKWARD, 8).problem("z", "g h")  # x is saved anyway, so norm can run again for nothing
+    assert min_saved_bytes(both).saved == ids(both, "x")
+
+
+def test_what_a_forward_op_waits_for_runs_in_the_forward() -> None:
+    """draw_2 (FORWARD) comes after draw_1, which only the backward needs: drawing draw_1 later would swap the two."""
+    b = Builder("draws").given(8, "w", kind=ValueKind.STATIC).given(8, "t", kind=ValueKind.TANGENT)
+    b.op("draw_1", "w", EITHER, 40, recomputable=False).op("draw_2", "w", FORWARD, 8, after=["draw_1"])
+    problem = b.op("g", "t draw_1", BACKWARD, 8).problem("draw_2", "g")
+    result = min_saved_bytes(problem)
+    assert result.saved == ids(problem, "draw_1")
+    assert result.plan.forward == op_ids(problem, "draw_1 draw_2")
+    assert_honest(problem, result, False)
+
+
+def test_an_op_after_a_backward_op_stays_in_the_backward() -> None:
+    b = Builder("late write").given(64, "x").given(8, "t", kind=ValueKind.TANGENT)
+    b.op("y", "x", FORWARD, 8).op("g", "t", BACKWARD, 8).op("late", "x", EITHER, 8, after=["g"])
+    problem = b.op("h", "g late", BACKWARD, 8).problem("y", "h")
+    result = min_saved_bytes(problem)
+    assert result.saved == ids(problem, "x")
+    assert_honest(problem, result, False)
+
+
+def test_an_effect_that_may_run_in_the_forward_does_so_to_save_less() -> None:
+    b = Builder("effect").given(64, "x").given(8, "t", kind=ValueKind.TANGENT)
+    b.op("y", "x", FORWARD, 8).op("print", "x", EITHER, {}, recomputable=False)
+    problem = b.op("g", "t", BACKWARD, 8).problem("y", "g")
+    result = min_saved_bytes(problem)
+    assert result.saved == frozenset()
+    assert result.plan.forward == op_ids(problem, "y print")
+    assert_honest(problem, result, False)
+
+
+def test_forward_outputs_and_static_inputs_cost_nothing() -> None:
+    b = Builder("free").given(1000, "w", kind=ValueKind.STATIC).given(8, "t", kind=ValueKind.TANGENT)
+    b.op("y", "w", FORWARD, 500, recomputable=False)
+    problem = b.op("g", "t w y", BACKWARD, 8).problem("y", "g")
+    result = min_saved_bytes(problem)
+    assert (result.saved, result.saved_bytes) == (ids(problem, "y"), 0)
+
+
+def test_no_plan_says_what_stands_in_the_way() -> None:
+    b = Builder("stuck").given(8, "w", kind=ValueKind.STATIC).given(8, "t", kind=ValueKind.TANGENT)
+    b.op("rand", "w", FORWARD, 8, recomputable=False, savable=False).op("y", "rand", FORWARD, 8)
+    problem = b.op("g", "t rand", BACKWARD, 8).problem("y", "g")
+    with pytest.raises(NoPlan, match=r"value 'rand' may not be saved \(tagged\); op 'rand' may not run again \(random\)"):
+        min_saved_bytes(problem)
+    result = min_recompute(problem, 100)
+    assert result.status is Status.INFEASIBLE
+    assert "'rand'" in result.notes[0]
+
+
+def test_a_bare_graph_is_refused() -> None:
+    with pytest.raises(ValueError, match="no forward and backward"):
+        min_saved_bytes(bare_problem(["a", "b"], [1, 1], [1.0, 1.0], [(0, 1)]))
+
+
+def test_run_times_that_do_not_fit_are_rounded_not_overflown() -> None:
+    """Bytes and times whose product passes 2**61: both orders of preference still come out right."""
+    b = Builder("big").given(8, "w", kind=ValueKind.STATIC).given(8, "t", kind=ValueKind.TANGENT)
+    for i in range(4):
+        b.op(f"v{i}", "w", FORWARD, (1 << 40) + i, time=float((1 << 40) + i))
+    problem = b.op("y", "v0", FORWARD, 1).op("g", "t v0 v1 v2 v3", BACKWARD, 8).problem("y", "g")
+    corners = hull(problem)
+    assert corners[0].saved == frozenset()
+    assert corners[-1].saved == ids(problem, "v0 v1 v2 v3")
+    assert corners[-1].recompute_time == 0
+
+
+# ------------------------------------------------------------------------------------------ minimum cuts
+
+Arcs = list[tuple[int, int, int]]
+arcs_of_six_nodes = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5), st.integers(0, 9)), max_size=18)
+
+
+def cut_of(arcs: Arcs, unlimited: int = 10) -> MinimumCut | InfinitePath:
+    """Arcs of that capacity or more are unlimited."""
+    tail, head, capacity = numpy.array(arcs, dtype=numpy.int64).reshape(-1, 3).T
+    return minimum_cut(tail.copy(), head.copy(), capacity.copy(), capacity >= unlimited, nodes=6)
+
+
+@settings(max_examples=200)
+@given(arcs_of_six_nodes)
+def test_both_extreme_cuts_are_those_of_all_subsets(arcs: Arcs) -> None:
+    cut = cut_of(arcs, unlimited=9)
+    sides = [frozenset({0, *some}) for n in range(5) for some in itertools.combinations(range(2, 6), n)]
+    price = {s: sum(math.inf if c >= 9 else c for t, h, c in arcs if t in s and h not in s) for s in sides}
+    least = min(price.values())
+    if isinstance(cut, InfinitePath):
+        assert least == math.inf
+        path = [arcs[i] for i in cut.arcs]
+        assert path[0][0] == 0
+        assert path[-1][1] == 1
+        assert all(a[1] == b[0] for a, b in itertools.pairwise(path))
+        assert all(c >= 9 for _, _, c in path)
+        return
+    best = [s for s in sides if price[s] == least]
+    assert cut.value == least
+    assert set(numpy.flatnonzero(cut.smallest)) == frozenset.intersection(*best)
+    assert set(numpy.flatnonzero(cut.largest)) == frozenset.union(*best)
+
+
+@settings(max_examples=30)
+@given(seeds)
+def test_floating_capacities_agree_with_networkx(seed: int) -> None:
+    rng = random.Random(seed)
+    net: networkx.DiGraph[int] = networkx.gnp_random_graph(30, 0.2, seed=seed, directed=True)
+    for _, _, data in net.edges(data=True):
+        data["capacity"] = rng.random() * 10.0 ** rng.randint(-3, 6)
+    tail, head = numpy.array(net.edges, dtype=numpy.int64).T
+    capacity = numpy.array([c for _, _, c in net.edges(data="capacity")])
+    cut = minimum_cut(tail.copy(), head.copy(), capacity, numpy.zeros(len(capacity), dtype=bool), nodes=30)
+    assert isinstance(cut, MinimumCut)
+    assert cut.value == pytest.approx(networkx.minimum_cut_value(net, 0, 1), rel=1e-9)
+
+
+def test_capacities_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(OverflowError, match="common factor"):
+        cut_of([(0, 2, 1 << 60), (2, 1, 1 << 60)], unlimited=1 << 62)
+
+
+def test_a_network_without_arcs_has_a_cut_of_nothing() -> None:
+    cut = cut_of([])
+    assert isinstance(cut, MinimumCut)
+    assert cut.value == 0
+    assert cut.smallest.tolist() == [True] + [False] * 5
+    assert cut.largest.tolist() == [True, False, True, True, True, True]
+
+
+def test_regions_of_the_random_problems_cover_what_is_tested() -> None:
+    """The random problems do have EITHER ops, effects, states, pairs of outputs, order edges and unsavable values."""
+    graphs = [small(seed)[0].graph for seed in range(60)]
+    ops = [op for graph in graphs for op in graph.ops]
+    assert {op.region for op in ops} == set(Region)
+    assert any(op.region is EITHER and not op.writes for op in ops)
+    assert any(op.region is EITHER and op.rng_state is not None for op in ops)
+    assert any(op.region is FORWARD and op.rng_state is not None for op in ops)
+    assert any(len(op.writes) == 2 for op in ops)
+    assert any(op.after for op in ops)
+    assert any(not v.savable for graph in graphs for v in graph.values)
