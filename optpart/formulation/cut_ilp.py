@@ -21,6 +21,10 @@ The Lagrangian dual of the byte row is the lower hull of :func:`optpart.formulat
 the LP's bound, since without the row the LP is integral: so a few max-flows give the bound and a plan
 to start from (the hull's best corner within the limit), and often settle the question.
 
+HiGHS is the default: on the graphs of 12- and 32-layer GPTs, an 8-layer Llama and a U-Net (150 to 944
+ops, which the network brings down to 40 to 358 nodes), 11 limits each, it proved all 44 in 0.03 to 0.9 s;
+SCIP, which OR-Tools 9.15 builds without symmetry detection, left one of them unproven after 6 s.
+
 Saved bytes and recompute time do not depend on the order of the backward, nor do more than two runs of
 an op help, so the bound holds for every plan within the limit on saved bytes.
 """
@@ -55,7 +59,7 @@ def min_recompute(
     banned: frozenset[int] = frozenset(),
     inputs_free: bool = False,
     cheap_only: bool = False,
-    solver: SolverName = "scip",
+    solver: SolverName = "highs",
 ) -> Result:
     """The plan of least recompute time whose saved bytes stay within ``byte_limit``.
 

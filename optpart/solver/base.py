@@ -84,7 +84,9 @@ class Progress:
 
     @property
     def gap(self) -> float | None:
-        return gap(self.best_solution, self.best_bound)
+        if self.best_bound is None or self.best_solution is None:
+            return None
+        return gap(self.best_solution, min(self.best_bound, self.best_solution))  # a log's numbers are rounded
 
 
 class ProgressLog:

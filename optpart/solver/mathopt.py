@@ -9,7 +9,7 @@ What differs from solver to solver is dealt with here, so that a formulation onl
 * "optimal" is within 1e-4 by default in HiGHS: the relative gap is set to 0, and an objective that takes
   whole values only stops at an absolute gap below 1 and has its bound rounded up;
 * Ctrl-C: SCIP and CP-SAT catch it themselves and give back what they have (MathOpt's interrupter does
-  the same for SCIP, but makes it print errors).  HiGHS loses its result;
+  the same for SCIP, but makes it print errors).  HiGHS has no such thing: its result is lost;
 * CP-SAT says "undetermined" where its clock ran out;
 * solutions come back as 0.9999...: :meth:`Outcome.chosen` rounds, and refuses what is no binary.
 """
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import datetime
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -155,7 +156,7 @@ def solve(
 
 
 def _parameters(solver: SolverName, limits: Limits, whole: bool) -> mathopt.SolveParameters:
-    p = mathopt.SolveParameters(random_seed=limits.seed)
+    p = mathopt.SolveParameters(random_seed=None if solver == "pdlp" else limits.seed)  # PDLP has none
     if math.isfinite(limits.time_limit):
         p.time_limit = datetime.timedelta(seconds=limits.time_limit)
     if solver in ("glop", "pdlp"):
@@ -176,25 +177,37 @@ def _parameters(solver: SolverName, limits: Limits, whole: bool) -> mathopt.Solv
 
 
 def parse_row(line: str) -> tuple[int, float | None, float | None] | None:
-    """(nodes, best bound, best solution) of a row of SCIP's or HiGHS' log; None for any other line.
+    """(nodes, best bound, best solution) of a row of a solver's log; None for any other line.
 
     SCIP:   time | node | ... | dualbound | primalbound | gap | compl.        (18 columns)
-    HiGHS:  Src Proc. InQueue | Leaves Expl. | BestBound BestSol Gap | ... | LpIters Time
+    HiGHS:  Src Proc. InQueue Leaves Expl.% BestBound BestSol Gap Cuts InLp Confl. LpIters Time
+    CP-SAT: #3 0.01s best:30394 next:[28014,30390.5] ..., or #Bound for #3
     """
-    columns = [c.split() for c in line.split("|")]
-    try:
-        if len(columns) == 18:
-            return int(columns[1][0]), _number(columns[14][0]), _number(columns[15][0])
-        if len(columns) == 5 and len(columns[2]) == 3:
-            return int(columns[0][-2]), _number(columns[2][0]), _number(columns[2][1])
-    except (ValueError, IndexError):
-        pass  # the table's header
+    if (columns := line.split("|"))[0].rstrip().endswith("s") and len(columns) == 18:
+        return _count(columns[1]), _number(columns[14]), _number(columns[15])
+    if match := _HIGHS_ROW.match(line):
+        return _count(match[1]), _number(match[2]), _number(match[3])
+    if match := _CP_SAT_ROW.match(line):
+        return 0, _number(match[2]), _number(match[1])
     return None
 
 
+_HIGHS_ROW = re.compile(
+    r"\s*(?:[A-Za-z]\s+)?(\d+[km]?)\s+\S+\s+\S+\s+[\d.]+%\s+(\S+)\s+(\S+)\s+\S+(?:\s+\d+[km]?){4}\s+[\d.]+s"
+)
+_CP_SAT_ROW = re.compile(r"#(?:\d+|Bound)\s+[\d.]+s\s+best:(\S+)\s+next:\[([^,\]]+),")
+
+
+def _count(text: str) -> int:
+    """A whole number of a log: "123", or "4k" where it would be too wide."""
+    digits = text.strip().rstrip("kmM")
+    return int(digits) * {"": 1, "k": 10**3}.get(text.strip()[len(digits) :], 10**6)
+
+
 def _number(text: str) -> float | None:
-    """A number of a log, None where it stands for "none yet"."""
-    if text in ("--", "infeasible", "Large"):
+    """A number of a log; None where it stands for "none yet" (a word, infinity, SCIP's 1e20)."""
+    try:
+        number = float(text)
+    except ValueError:
         return None
-    number = float(text)
     return number if abs(number) < 1e20 else None

@@ -2,7 +2,8 @@
 
 A cut splits the nodes into a source side and a sink side and costs the capacities of the arcs that go
 from the first to the second.  OR-Tools wants int64: whole capacities are passed as they are, floating
-ones are scaled by a power of two to 60 bits, so they are rounded where doubles end.  An unlimited arc
+ones are scaled by a power of two, so that their sum takes 60 bits: each is off by the sum over 2**61 at
+most, and cuts that differ by less than that may be taken for each other.  An unlimited arc
 gets one more than the sum of all finite capacities: no cut of finite capacity reaches that, so it is as
 good as infinite, and it is the smallest number that is.
 """
