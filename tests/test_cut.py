@@ -166,7 +166,13 @@ def test_a_work_limit_repeats_itself() -> None:
 
 
 def by_the_book(
-    graph: Graph, weight: Sequence[float | None], cost: Sequence[int | None], a: int, b: int, rerun: set[int], needed: set[int]
+    graph: Graph,
+    weight: Sequence[float | None],
+    cost: Sequence[int | None],
+    a: int,
+    b: int,
+    rerun: set[int],
+    needed: set[int],
 ) -> float:
     """Value of the minimum cut of the docstring's network, nothing merged, by networkx."""
     net: networkx.DiGraph[object] = networkx.DiGraph()
@@ -345,7 +351,9 @@ def test_no_plan_says_what_stands_in_the_way() -> None:
     b = Builder("stuck").given(8, "w", kind=ValueKind.STATIC).given(8, "t", kind=ValueKind.TANGENT)
     b.op("rand", "w", FORWARD, 8, recomputable=False, savable=False).op("y", "rand", FORWARD, 8)
     problem = b.op("g", "t rand", BACKWARD, 8).problem("y", "g")
-    with pytest.raises(NoPlan, match=r"value 'rand' may not be saved \(tagged\); op 'rand' may not run again \(random\)"):
+    with pytest.raises(
+        NoPlan, match=r"value 'rand' may not be saved \(tagged\); op 'rand' may not run again \(random\)"
+    ):
         min_saved_bytes(problem)
     result = min_recompute(problem, 100)
     assert result.status is Status.INFEASIBLE

@@ -6,6 +6,9 @@ import json
 import logging
 import math
 import pickle
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,6 +29,7 @@ from optpart.solver.base import (
 )
 from optpart.solver.mathopt import Outcome, SolverError, SolverName, parse_row, solve
 
+ROOT = Path(__file__).resolve().parent.parent
 RECOMPUTES_COS = Plan((0, 1, 2, 3, 4), (3, 5, 6, 7, 8, 9, 10))
 
 
@@ -79,7 +83,9 @@ def test_a_status_and_its_plan_belong_together() -> None:
 
 def test_json_has_the_status_by_name_and_as_a_sentence() -> None:
     rows = [Progress(0.1, 3, 0.5, 1.0)]
-    data = json.loads(json.dumps(result_to_json(result(Status.FEASIBLE, RECOMPUTES_COS, objective_bound=0.5, progress=rows))))
+    data = json.loads(
+        json.dumps(result_to_json(result(Status.FEASIBLE, RECOMPUTES_COS, objective_bound=0.5, progress=rows)))
+    )
     assert data["status"] == "feasible"
     assert data["message"] == Status.FEASIBLE.value
     assert data["gap"] == pytest.approx(0.5)
@@ -97,7 +103,9 @@ def test_infeasible_budget_names_the_smallest_peak_and_survives_pickling() -> No
     assert isinstance(error, ValueError)
 
 
-@pytest.mark.parametrize("wrong", [{"time_limit": -1.0}, {"time_limit": math.nan}, {"work": -1}, {"threads": 0}, {"seed": -1}])
+@pytest.mark.parametrize(
+    "wrong", [{"time_limit": -1.0}, {"time_limit": math.nan}, {"work": -1}, {"threads": 0}, {"seed": -1}]
+)
 def test_limits_are_checked(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="limits"):
         Limits(**wrong)
@@ -179,6 +187,25 @@ def test_a_node_limit_gives_an_incumbent_and_a_bound_and_is_deterministic(solver
     assert first.objective is not None
     assert first.bound is not None
     assert 0 < first.bound <= first.objective
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_ctrl_c_is_still_pythons_after_a_solve(solver: SolverName) -> None:
+    """CP-SAT leaves the default handler behind, with which the next Ctrl-C would end the process."""
+    code = f"""
+import signal
+from ortools.math_opt.python import mathopt
+from optpart.solver.mathopt import solve
+model = mathopt.Model()
+model.minimize(model.add_binary_variable())
+solve(model, {solver!r})
+try:
+    signal.raise_signal(signal.SIGINT)
+except KeyboardInterrupt:
+    print("caught")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.stdout == "caught\n", done.stderr
 
 
 @pytest.mark.parametrize("solver", ["glop", "pdlp"])

@@ -9,7 +9,8 @@ What differs from solver to solver is dealt with here, so that a formulation onl
 * "optimal" is within 1e-4 by default in HiGHS: the relative gap is set to 0, and an objective that takes
   whole values only stops at an absolute gap below 1 and has its bound rounded up;
 * Ctrl-C: SCIP and CP-SAT catch it themselves and give back what they have (MathOpt's interrupter does
-  the same for SCIP, but makes it print errors).  HiGHS has no such thing: its result is lost;
+  the same for SCIP, but makes it print errors), and CP-SAT leaves no handler behind, so Python's is put
+  back.  HiGHS has no such thing: its result is lost in a KeyboardInterrupt;
 * CP-SAT says "undetermined" where its clock ran out;
 * solutions come back as 0.9999...: :meth:`Outcome.chosen` rounds, and refuses what is no binary.
 """
@@ -19,6 +20,8 @@ from __future__ import annotations
 import datetime
 import math
 import re
+import signal
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -61,7 +64,11 @@ class SolverError(RuntimeError):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What MathOpt gave back.  ``bound`` is a lower bound on the model's objective, None if there is none."""
+    """What MathOpt gave back.  ``bound`` is a lower bound on the model's objective, None if there is none.
+
+    ``deterministic`` is False when a clock or a person stopped the search, ``interrupted`` True when it
+    was a person (CP-SAT does not tell the two apart).
+    """
 
     status: Status
     values: Mapping[mathopt.Variable, float]
@@ -115,11 +122,13 @@ def solve(
             if (row := parse_row(line)) is not None:
                 log.add(*row)
 
+    handler = signal.getsignal(signal.SIGINT)
+    ours = handler is signal.default_int_handler and threading.current_thread() is threading.main_thread()
     try:
         result = mathopt.solve(
             model,
             _TYPES[solver],
-            params=_parameters(solver, limits, whole),
+            params=_parameters(solver, limits, whole, catch_interrupt=ours),
             model_params=mathopt.ModelSolveParameters(
                 solution_hints=[] if hint is None else [mathopt.SolutionHint(variable_values=dict(hint))]
             ),
@@ -127,6 +136,9 @@ def solve(
         )
     except AttributeError as e:
         raise SolverError(f"{solver}: {getattr(e.__context__, 'message', e)}") from e
+    finally:
+        if ours:
+            signal.signal(signal.SIGINT, handler)
     termination = result.termination
     found = result.has_primal_feasible_solution()
     status = _STATUS.get((termination.reason, found))
@@ -155,7 +167,7 @@ def solve(
     )
 
 
-def _parameters(solver: SolverName, limits: Limits, whole: bool) -> mathopt.SolveParameters:
+def _parameters(solver: SolverName, limits: Limits, whole: bool, catch_interrupt: bool) -> mathopt.SolveParameters:
     p = mathopt.SolveParameters(random_seed=None if solver == "pdlp" else limits.seed)  # PDLP has none
     if math.isfinite(limits.time_limit):
         p.time_limit = datetime.timedelta(seconds=limits.time_limit)
@@ -166,13 +178,13 @@ def _parameters(solver: SolverName, limits: Limits, whole: bool) -> mathopt.Solv
     p.absolute_gap_tolerance = 0.999 if whole else 0.0
     if solver == "cp-sat":
         p.threads = limits.threads
-        p.cp_sat.catch_sigint_signal = True
+        p.cp_sat.catch_sigint_signal = catch_interrupt
         if limits.work is not None:
             p.cp_sat.max_deterministic_time = float(limits.work)
     else:
         p.node_limit = limits.work
     if solver == "scip":
-        p.gscip.bool_params["misc/catchctrlc"] = True
+        p.gscip.bool_params["misc/catchctrlc"] = catch_interrupt
     return p
 
 
