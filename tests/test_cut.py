@@ -6,6 +6,7 @@ import itertools
 import math
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 import networkx
 import numpy
@@ -24,6 +25,7 @@ from optpart.random_graphs import random_joint
 from optpart.solver.base import Limits, Status
 from optpart.solver.exhaustive import one_copy_options
 from optpart.solver.maxflow import InfinitePath, MinimumCut, minimum_cut
+from optpart.units import Microseconds
 from optpart.validate import validate
 
 seeds = st.integers(0, 1 << 20)
@@ -34,9 +36,10 @@ Point = tuple[float, float]
 
 
 def small(seed: int) -> tuple[Problem, frozenset[int], bool]:
-    """A random problem, some banned ops, and whether inputs are free."""
+    """A random problem (some ops take no time), some banned ops, and whether inputs are free."""
     rng = random.Random(seed)
     problem = random_joint(seed, rng.randint(2, 11))
+    problem = replace(problem, runtime=tuple(Microseconds(t * (rng.random() > 0.2)) for t in problem.runtime))
     banned = frozenset(op.id for op in problem.graph.ops if rng.random() < 0.15)
     return problem, banned, rng.random() < 0.3
 
@@ -87,6 +90,8 @@ def test_least_saved_bytes_is_what_exhaustive_search_finds(seed: int) -> None:
     result = min_saved_bytes(problem, banned, inputs_free)
     assert (result.saved_bytes, result.recompute_time) == points[0]
     assert not any(o in banned for o in result.plan.recomputes())
+    again = {o for o in result.plan.backward if problem.graph.ops[o].region is not BACKWARD}
+    assert result.cut.rerun == again  # nothing else is on the sink's side
     assert_honest(problem, result, inputs_free)
 
 
@@ -151,6 +156,9 @@ def test_at_a_limit_the_best_plan_so_far_comes_back_with_its_bound() -> None:
     assert exact.status is Status.OPTIMAL
     assert exact.overhead is not None
     assert 0 < result.bound <= exact.overhead <= result.overhead
+    (w0, t0), (w1, t1) = ((c.saved_bytes, c.recompute_time) for c in corners[:2])
+    on_the_hull = t0 - (t0 - t1) * (byte_limit - w0) / (w1 - w0)
+    assert result.bound * problem.total_time >= on_the_hull - 1e-6
 
 
 def test_a_work_limit_repeats_itself() -> None:
@@ -318,6 +326,40 @@ def test_what_a_forward_op_waits_for_runs_in_the_forward() -> None:
     assert result.saved == ids(problem, "draw_1")
     assert result.plan.forward == op_ids(problem, "draw_1 draw_2")
     assert_honest(problem, result, False)
+
+
+def test_what_a_forward_op_waits_for_may_run_again() -> None:
+    """Here draw_1 is no draw: it has to run early, and again in the backward rather than be saved."""
+    b = Builder("again").given(8, "w", kind=ValueKind.STATIC).given(8, "t", kind=ValueKind.TANGENT)
+    b.op("draw_1", "w", EITHER, 40).op("draw_2", "w", FORWARD, 8, after=["draw_1"])
+    problem = b.op("g", "t draw_1", BACKWARD, 8).problem("draw_2", "g")
+    result = min_saved_bytes(problem)
+    assert (result.saved, result.recompute_time) == (frozenset(), 1)
+    assert_honest(problem, result, False)
+
+
+def test_an_op_that_nobody_needs_runs_nowhere_and_costs_nothing() -> None:
+    """In the backward `dead` would need x (64 bytes), from which f could then be had for nothing; in the forward
+    it would need u there, which then had to be saved."""
+    b = Builder("dead").given(8, "w", kind=ValueKind.STATIC).given(64, "x").given(8, "t", kind=ValueKind.TANGENT)
+    b.op("f", "x", FORWARD, 32).op("y", "f", FORWARD, 8)
+    b.op("u", "w", EITHER, 100, recomputable=False).op("dead", "x u", EITHER, 8)
+    problem = b.op("g", "t u f", BACKWARD, 8).problem("y", "g")
+    result = min_saved_bytes(problem)
+    assert result.saved == ids(problem, "f")
+    assert_honest(problem, result, False)
+
+
+def test_hull_has_corners_only() -> None:
+    """fa (90 bytes or 9 units of time) and e2 (90 more bytes, or 9 units for e1 in both) have one price, and of
+    the two cuts that are extreme at it one is in the middle of their edge; fc is cheaper to save, fd dearer."""
+    b = Builder("edge").given(8, "w", kind=ValueKind.STATIC).given(100, "y").given(8, "t", kind=ValueKind.TANGENT)
+    b.op("fa", "w", FORWARD, 90, time=9).op("fc", "w", FORWARD, 10, time=10).op("fd", "w", FORWARD, 200, time=11)
+    b.op("out", "fa", FORWARD, 8).op("e1", "w", EITHER, 1, time=9, savable=False)
+    b.op("e2", "e1 y", EITHER, 10, recomputable=False)
+    problem = b.op("g", "t fa fc fd e1 e2", BACKWARD, 8).problem("out", "g")
+    corners = [(c.saved_bytes, c.recompute_time) for c in hull(problem)]
+    assert corners == [(10, 39), (20, 29), (200, 11), (400, 0)]
 
 
 def test_an_op_after_a_backward_op_stays_in_the_backward() -> None:
