@@ -32,6 +32,8 @@ ORDER = (
     ("plans",),
     ("liveness",),
     ("validate",),
+    ("summary",),
+    ("explain",),
     ("torch_private",),
     ("capture", "capture_sides"),
     ("cost",),
@@ -43,16 +45,21 @@ ORDER = (
     ("strategy",),
     ("partitioner",),
     ("measuring",),
-    ("planning",),
+    ("pytorch_plans",),
     ("report",),
+    ("report_json",),
+    ("planning",),
+    ("streams",),
     ("cli",),
 )
 
 NO_TORCH = (
     *("units", "graph", "problem", "random_graphs", "plans", "liveness", "validate"),
+    *("summary", "explain", "streams"),
     *("solver", "formulation", "peers", "strategy"),
 )
-TORCH_WHEN_CALLED = ("cost", "settings", "report", "cli")  # imported without torch, and import it inside a function
+# Imported without torch, and import it inside a function.
+TORCH_WHEN_CALLED = ("cost", "settings", "report", "report_json", "cli")
 
 # FakeTensorMode has no public name yet; the zoo stands alone, so it does not go through torch_private.
 ALLOWED_PRIVATE = {("models/registry.py", "torch._subclasses.fake_tensor")}

@@ -1,0 +1,285 @@
+"""The command ``optpart``.  Reports go to standard output, everything else to standard error.
+
+Exit codes: 0 = done, and gradients agree where they were checked; 1 = gradients differ; 2 = a wrong argument;
+3 = no plan fits the memory budget; 4 = no plan was found; 130 = interrupted;
+141 = nobody read the report to its end.
+
+Torch is loaded when a model is, not before: ``--help`` and a wrong name answer at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NoReturn
+
+from optpart.cost.devices import device_rows
+from optpart.explain import explain
+from optpart.plans import plan_to_json
+from optpart.problem import problem_to_json
+from optpart.report import Report
+from optpart.report_json import infeasible_to_json, report_to_json
+from optpart.settings import Settings, parse_budget
+from optpart.solver.base import InfeasibleBudget
+from optpart.streams import messages, stdout_to_stderr
+
+DONE, GRADIENTS_DIFFER, WRONG_ARGUMENT, INFEASIBLE, NO_PLAN, INTERRUPTED, CUT_OFF = 0, 1, 2, 3, 4, 130, 141
+
+
+class WrongArgument(Exception):
+    """What was typed cannot be done; the message is for the person who typed it."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    try:
+        args = _parser().parse_args(argv)
+    except SystemExit as e:  # --help, --version, and what argparse refuses
+        return int(e.code or 0)
+    with messages(args.verbose):
+        try:
+            code: int = args.run(args)
+            sys.stdout.flush()
+            return code
+        except WrongArgument as e:
+            return _say(e, WRONG_ARGUMENT)
+        except InfeasibleBudget as e:
+            return _say(e, INFEASIBLE)
+        except RuntimeError as e:
+            if args.verbose:
+                raise
+            return _say(f"{e} (--verbose shows where)", NO_PLAN)
+        except BrokenPipeError:  # the reader had enough (| head)
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return CUT_OFF
+        except KeyboardInterrupt:
+            return _say("interrupted", INTERRUPTED)
+
+
+# --------------------------------------------------------------------------------------------- commands
+
+
+def plan_command(args: argparse.Namespace) -> int:
+    """optpart plan: solve, compare with PyTorch, check gradients, report."""
+    settings = _settings(args)
+    _check_writable(args.plan, args.problem)
+    loaded = _load(args, fake=args.no_gradients)
+    config = {"preset": args.preset, **asdict(loaded.config)}
+    try:
+        with stdout_to_stderr():
+            from optpart.planning import plan
+
+            report = plan(
+                loaded.model,
+                loaded.batch,
+                compare=not args.no_compare,
+                check=not args.no_gradients,
+                name=args.model,
+                **settings,
+            )
+    except InfeasibleBudget as e:
+        if args.json:
+            _print_json(infeasible_to_json(args.model, config, Settings.of(settings), e))
+        raise
+    report = replace(report, config=config)
+    for graph, suffix in zip(report.graphs, _suffixes(len(report.graphs))):
+        _write(args.plan, suffix, plan_to_json(graph.plan))
+        _write(args.problem, suffix, problem_to_json(graph.problem.with_budget(graph.budget_bytes)))
+    if args.json:
+        _print_json(report_to_json(report))
+    else:
+        print(report, end="")
+    return DONE if _agrees(report) else GRADIENTS_DIFFER
+
+
+def _agrees(report: Report) -> bool:
+    check = report.gradients
+    return check is None or (check.agree and check.equal_bitwise)
+
+
+def explain_command(args: argparse.Namespace) -> int:
+    """optpart explain: why a value is saved or not, why an op runs again or not."""
+    settings = _settings(args)
+    loaded = _load(args, fake=True)
+    with stdout_to_stderr():
+        from optpart.planning import plan
+
+        report = plan(loaded.model, loaded.batch, compare=False, name=args.model, **settings)
+    try:
+        print("\n\n".join(explain(g.problem, g.plan, args.name) for g in report.graphs))
+    except ValueError as e:
+        raise WrongArgument(e) from None
+    return DONE
+
+
+def capture_command(args: argparse.Namespace) -> int:
+    """optpart capture: the problem of a model as JSON, for a machine without torch."""
+    settings = _settings(args)
+    _check_writable(args.output)
+    loaded = _load(args, fake=True)
+    with stdout_to_stderr():
+        from optpart.cost.model import build_problem
+        from optpart.planning import capture_joint, trace
+
+        graphs = [capture_joint(j, name).graph for j, name in trace(loaded.model, loaded.batch, args.model)]
+        problems = [build_problem(graph, settings["cost_model"]) for graph in graphs]
+    for problem, suffix in zip(problems, _suffixes(len(problems))):
+        if args.output == "-":
+            print(json.dumps(problem_to_json(problem)))
+        else:
+            _write(args.output, suffix, problem_to_json(problem))
+    return DONE
+
+
+def models_command(args: argparse.Namespace) -> int:
+    """optpart models: what there is to plan."""
+    from optpart_models.registry import TITLES
+
+    for name, title in TITLES.items():
+        print(f"{name:<10}  {title}")
+    return DONE
+
+
+def devices_command(args: argparse.Namespace) -> int:
+    """optpart devices: the table that roofline costs come from."""
+    for row in device_rows():
+        rates = ", ".join(f"{k.removesuffix('_tflops')} {v:g}" for k, v in row.items() if k.endswith("tflops") and v)
+        print(f"{row['device']:<10}  {row['bandwidth_gb_per_s']:>6g} GB/s; TFLOP/s: {rates}")
+    return DONE
+
+
+# -------------------------------------------------------------------------------------------- arguments
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(WRONG_ARGUMENT, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="optpart", description="Optimal save-or-recompute partitions of PyTorch's joint graphs.")
+    parser.add_argument("--version", action="version", version=f"optpart {_version()}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
+
+    def add(name: str, run: Any, text: str) -> argparse.ArgumentParser:
+        command = commands.add_parser(name, help=text, description=run.__doc__.partition(": ")[2])
+        command.set_defaults(run=run)
+        command.add_argument("--verbose", action="store_true", help="the solver's log, on standard error")
+        return command
+
+    command = add("plan", plan_command, "plan a model, compare with PyTorch, check gradients")
+    _model_arguments(command)
+    _solver_arguments(command)
+    command.add_argument("--json", action="store_true", help="one JSON object on standard output")
+    command.add_argument("--no-gradients", action="store_true", help="run nothing: no weights are made, gradients not checked")
+    command.add_argument("--no-compare", action="store_true", help="leave PyTorch's partitions out")
+    command.add_argument("--plan", metavar="FILE", help="write the plan as JSON")
+    command.add_argument("--problem", metavar="FILE", help="write the problem as JSON")
+
+    command = add("explain", explain_command, "why a value is saved or an op recomputed")
+    _model_arguments(command)
+    command.add_argument("name", metavar="VALUE_OR_OP", help="its name in the graph, such as addmm_1")
+    _solver_arguments(command)
+
+    command = add("capture", capture_command, "write a model's problem as JSON")
+    _model_arguments(command)
+    command.add_argument("-o", "--output", metavar="FILE", required=True, help="'-': standard output")
+    command.add_argument("--cost-model", metavar="M", default="roofline")
+
+    add("models", models_command, "list the models")
+    add("devices", devices_command, "list the devices of the cost models")
+    return parser
+
+
+def _model_arguments(command: argparse.ArgumentParser) -> None:
+    command.add_argument("model", metavar="MODEL", help="one of those that 'optpart models' lists")
+    command.add_argument("--preset", default="default", help="settings of the model: tiny, default, real")
+    command.add_argument(
+        "--config", metavar="KEY=VALUE", nargs="+", action="extend", default=[], help="single settings, such as layers=12"
+    )
+
+
+def _solver_arguments(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--memory-budget", metavar="B", default="none", help="0.5 (a fraction), '300 MiB', bytes, auto")
+    command.add_argument("--cost-model", metavar="M", default="roofline", help="roofline, roofline:h100, bytes, flops, unit")
+    command.add_argument("--time-limit", metavar="S", type=float, default=30.0, help="seconds for the solver")
+    command.add_argument("--seed", metavar="N", type=int, default=0)
+    command.add_argument("--threads", metavar="N", type=int, default=None)
+    command.add_argument("--on-failure", metavar="WHAT", default="min_cut", help="min_cut (fall back to PyTorch's) or raise")
+
+
+def _settings(args: argparse.Namespace) -> dict[str, Any]:
+    """Keywords of Settings, checked before anything is loaded."""
+    names = ("cost_model", "time_limit", "seed", "threads", "on_failure")
+    try:
+        given = {name: getattr(args, name) for name in names if hasattr(args, name)}
+        given["memory_budget"] = parse_budget(getattr(args, "memory_budget", "none"))
+        Settings.of(given)
+    except ValueError as e:
+        raise WrongArgument(e) from None
+    return given
+
+
+def _load(args: argparse.Namespace, *, fake: bool) -> Any:
+    """The model and its batch; ``fake``: without weights, which planning does not need."""
+    import optpart_models
+
+    overrides = {}
+    for item in args.config:
+        key, equals, value = item.partition("=")
+        if not equals:
+            raise WrongArgument(f"--config {item}: expected key=value")
+        overrides[key] = value
+    try:
+        optpart_models.configure(optpart_models.get(args.model), args.preset, overrides)
+    except ValueError as e:
+        raise WrongArgument(e) from None
+    with stdout_to_stderr():
+        return optpart_models.load(args.model, args.preset, overrides, seed=getattr(args, "seed", 0), fake=fake)
+
+
+# ----------------------------------------------------------------------------------------------- output
+
+
+def _print_json(data: dict[str, Any]) -> None:
+    print(json.dumps(data, allow_nan=False, indent=1))
+
+
+def _check_writable(*files: str | None) -> None:
+    """A file that cannot be written is refused before minutes are spent on what should go into it."""
+    for file in files:
+        if file is not None and file != "-" and (Path(file).is_dir() or not Path(file).absolute().parent.is_dir()):
+            raise WrongArgument(f"cannot write {file}: no such directory, or it is one")
+
+
+def _suffixes(n: int) -> list[str]:
+    """What a model's several graphs add to a file's name."""
+    return [""] if n == 1 else [f".{i}" for i in range(1, n + 1)]
+
+
+def _write(file: str | None, suffix: str, data: dict[str, Any]) -> None:
+    if file is not None:
+        path = Path(file)
+        path.with_name(f"{path.stem}{suffix}{path.suffix}").write_text(json.dumps(data) + "\n")
+
+
+def _say(message: object, code: int) -> int:
+    print(f"optpart: {message}", file=sys.stderr)
+    return code
+
+
+def _version() -> str:
+    try:
+        return metadata.version("optpart")
+    except metadata.PackageNotFoundError:
+        return "(not installed)"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

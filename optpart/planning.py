@@ -1,0 +1,230 @@
+"""``plan``: look before you compile.  A model in, a report out; nothing is executed unless gradients are checked.
+
+    model ──trace──> joint graphs ──capture, cost──> problems ──strategy──> results ──validate──> report
+                                                        └── PyTorch's partitions of the same graphs ──┘
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import fx
+
+from optpart import torch_private as tp
+from optpart.capture import Capture, capture
+from optpart.cost.model import build_problem
+from optpart.graph import Graph
+from optpart.liveness import simulate
+from optpart.measuring import GradientCheck, check_gradients
+from optpart.partitioner import FallbackWarning, Modules, Partition, Partitioner, emit
+from optpart.plans import Plan, baseline
+from optpart.problem import Problem
+from optpart.pytorch_plans import PytorchAnswer, pytorch_answer, pytorch_plan
+from optpart.report import GraphReport, Report
+from optpart.settings import Settings
+from optpart.solver.base import InfeasibleBudget, Limits, Result, Status, conclude
+from optpart.strategy import solve
+from optpart.units import Bytes
+from optpart.validate import validate
+
+# PyTorch's budgets that are tried for the one whose peak is nearest; 1.0 is its min-cut.  Its peak is no
+# monotone function of its budget, so there is nothing to bisect.
+PYTORCH_BUDGETS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05, 0.0)
+
+
+class GraphBreakWarning(UserWarning):
+    """The model has several joint graphs, and a memory budget is for each of them; the message names them."""
+
+
+def plan(
+    model: Callable[..., Any],
+    example_args: Sequence[Any],
+    *,
+    compare: bool = True,
+    check: bool = False,
+    name: str = "",
+    **settings: Any,
+) -> Report:
+    """Plan a model's partition and report it: what a compile with these settings would do under aot_eager.
+
+    Args:
+        model: module or function; it is not changed.
+        example_args: its arguments, whose shapes are planned for.
+        compare: report PyTorch's partitions of the same graphs too.
+        check: run a step and compare gradients with eager and with PyTorch's partitions.
+        name: of the model, in the report; by default the name of its class.
+        **settings: those of :class:`~optpart.settings.Settings`: memory_budget, cost_model, time_limit, ...
+
+    Raises:
+        ValueError: a setting is wrong, or nothing that the model returns needs a gradient.
+        InfeasibleBudget: no plan fits the memory budget.
+        RuntimeError: no valid plan was found, and ``on_failure="raise"``.
+    """
+    chosen = Settings.of(settings)
+    name = name or (type(model).__name__ if hasattr(model, "named_parameters") else getattr(model, "__name__", "model"))
+    found = [_plan_graph(joint, graph_name, chosen) for joint, graph_name in trace(model, example_args, name)]
+    graphs = [g for _, g in found]
+    planned = time.perf_counter()
+    if compare:
+        graphs = [replace(g, pytorch=_compare(captured, g)) for captured, g in found]
+    compared = time.perf_counter()
+    gradients = _check(model, example_args, graphs, settings) if check else None
+    return Report(
+        model=name,
+        graphs=tuple(graphs),
+        settings=chosen,
+        gradients=gradients,
+        seconds_compare=compared - planned,
+        seconds_check=time.perf_counter() - compared,
+    )
+
+
+def trace(model: Callable[..., Any], example_args: Sequence[Any], name: str) -> list[tuple[tp.Joint, str]]:
+    """The model's joint graphs with a name for each; several come with a warning that names them.
+
+    Raises:
+        ValueError: nothing that the model returns needs a gradient.
+    """
+    joints = tp.trace_joint(model, example_args)
+    n = len(joints)
+    names = [name] if n == 1 else [f"{name} (graph {i} of {n})" for i in range(1, n + 1)]
+    if n > 1:
+        text = f"{name} breaks into {n} joint graphs, and a memory budget is for each of them: {', '.join(names)}"
+        warnings.warn(GraphBreakWarning(text), stacklevel=3)
+    return list(zip(joints, names))
+
+
+def capture_joint(joint: tp.Joint, name: str) -> Capture:
+    """The captured graph of a traced one."""
+    return capture(
+        joint.module,
+        num_fwd_outputs=joint.num_fwd_outputs,
+        static_lifetime_input_indices=joint.static_lifetime_input_indices,
+        name=name,
+    )
+
+
+def _plan_graph(joint: tp.Joint, name: str, settings: Settings) -> tuple[Capture, GraphReport]:
+    start = time.perf_counter()
+    captured = capture_joint(joint, name)
+    problem = build_problem(captured.graph, settings.cost_model)
+    result, chosen, fallback = _solve(captured, problem, settings)
+    seconds = time.perf_counter() - start
+    return captured, GraphReport(
+        problem=problem,
+        result=result,
+        plan=chosen,
+        liveness=simulate(problem, chosen),
+        kept_all=simulate(problem, baseline(problem.graph)),
+        memory_budget=settings.memory_budget,
+        budget_bytes=_budget_bytes(settings, result),
+        fallback=fallback,
+        pytorch=(),
+        seconds=seconds,
+    )
+
+
+def _solve(captured: Capture, problem: Problem, settings: Settings) -> tuple[Result, Plan, str | None]:
+    """(result, its plan, None), or PyTorch's min-cut with the reason, as the partitioner would do it."""
+    limits = Limits(time_limit=settings.time_limit, seed=settings.seed, threads=settings.threads or 1)
+    try:
+        result = solve(problem, settings.memory_budget, limits)
+        return result, _checked(problem, result.plan, _budget_bytes(settings, result), result.status.value), None
+    except InfeasibleBudget:
+        raise
+    except Exception as e:  # whatever went wrong, there is a partition all the same
+        if settings.on_failure == "raise":
+            raise
+        reason = f"{type(e).__name__}: {e}"
+    warnings.warn(FallbackWarning(f"{problem.graph.name}: PyTorch's min-cut instead, because of {reason}"), stacklevel=4)
+    start = time.perf_counter()
+    found = _checked(problem, pytorch_plan(captured, "min-cut"), None, "")
+    result = conclude(
+        problem,
+        Status.FEASIBLE,
+        found,
+        unit=1.0,
+        objective=float(sum(n * problem.runtime[o] for o, n in found.recomputes().items())),
+        objective_bound=0.0,
+        plan_class="every plan (an overhead is never below 0)",
+        formulation="PyTorch's min-cut",
+        solver="networkx",
+        seconds=time.perf_counter() - start,
+    )
+    return result, found, reason
+
+
+def _checked(problem: Problem, found: Plan | None, budget: int | None, status: str) -> Plan:
+    if found is None:
+        raise RuntimeError(f"no plan: {status}")
+    verdict = validate(problem.with_budget(budget), found)
+    if not verdict.ok:
+        raise RuntimeError(f"the plan is not valid: {'; '.join(verdict.faults[:3])}")
+    return found
+
+
+def _budget_bytes(settings: Settings, result: Result) -> Bytes | None:
+    """The limit on the peak in bytes: as it was given, or as the solver resolved a fraction."""
+    given = settings.memory_budget
+    resolved = given if isinstance(given, int) else getattr(result, "budget_bytes", None)
+    return None if resolved is None else Bytes(resolved)
+
+
+# ------------------------------------------------------------------------------------------- comparison
+
+
+def _compare(captured: Capture, graph: GraphReport) -> tuple[PytorchAnswer, ...]:
+    """PyTorch's default partition, its min-cut, and its memory budget at the peak nearest to the plan's."""
+    default = pytorch_answer(captured, graph.problem, "default")
+    min_cut = pytorch_answer(captured, graph.problem, "min-cut")
+    budgets = [replace(min_cut, method="budget", budget=1.0)]
+    budgets += [pytorch_answer(captured, graph.problem, "budget", b) for b in PYTORCH_BUDGETS]
+    return default, min_cut, nearest(budgets, graph.liveness.peak_bytes)
+
+
+def nearest(answers: Sequence[PytorchAnswer], peak: int) -> PytorchAnswer:
+    """The answer whose peak is nearest to ``peak`` bytes, the cheaper one of two; sound ones first."""
+
+    def rank(a: PytorchAnswer) -> tuple[float, ...]:
+        if a.peak_bytes is None or a.overhead is None:
+            return (2.0, 0.0, 0.0)
+        return (float(bool(a.problem)), abs(a.peak_bytes - peak), a.overhead)
+
+    return min(answers, key=rank)
+
+
+# ---------------------------------------------------------------------------------------- gradient check
+
+
+class _Planned(Partitioner):
+    """Partitions by the plans that were reported, so that the check is of these, and nothing is solved twice."""
+
+    def __init__(self, graphs: Sequence[GraphReport], **settings: Any) -> None:
+        super().__init__(**settings)
+        self._graphs = graphs
+
+    def __call__(self, gm: fx.GraphModule, joint_inputs: Any, **kwargs: Any) -> Modules:
+        captured = capture(
+            gm,
+            num_fwd_outputs=kwargs["num_fwd_outputs"],
+            static_lifetime_input_indices=kwargs.get("static_lifetime_input_indices"),
+        )
+        for g in self._graphs:
+            if _same(captured.graph, g.problem.graph):
+                self.partitions.append(Partition(g.problem, g.result, g.fallback, g.seconds))
+                return emit(captured, g.problem, g.result, check=False)
+        return super().__call__(gm, joint_inputs, **kwargs)  # a nested region
+
+
+def _same(a: Graph, b: Graph) -> bool:
+    return replace(a, name="") == replace(b, name="")
+
+
+def _check(
+    model: Callable[..., Any], args: Sequence[Any], graphs: Sequence[GraphReport], settings: dict[str, Any]
+) -> GradientCheck:
+    return check_gradients(model, args, partitioner=_Planned(graphs, **settings))
