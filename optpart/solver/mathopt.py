@@ -99,6 +99,7 @@ def solve(
     *,
     hint: Mapping[mathopt.Variable, float] | None = None,
     whole: bool = False,
+    relative_gap: float = 0.0,
     title: str = "",
 ) -> Outcome:
     """Minimise a model.
@@ -107,6 +108,7 @@ def solve(
         limits: ``work`` counts nodes (CP-SAT: deterministic seconds; GLOP and PDLP: iterations).
         hint: a solution to start from, or a part of one.
         whole: the objective has whole values only, in every solution.
+        relative_gap: stop when (objective - bound) / objective is at most this.
         title: first line of the log.
 
     Raises:
@@ -128,7 +130,7 @@ def solve(
         result = mathopt.solve(
             model,
             _TYPES[solver],
-            params=_parameters(solver, limits, whole, catch_interrupt=ours),
+            params=_parameters(solver, limits, whole, relative_gap, catch_interrupt=ours),
             model_params=mathopt.ModelSolveParameters(
                 solution_hints=[] if hint is None else [mathopt.SolutionHint(variable_values=dict(hint))]
             ),
@@ -167,14 +169,16 @@ def solve(
     )
 
 
-def _parameters(solver: SolverName, limits: Limits, whole: bool, catch_interrupt: bool) -> mathopt.SolveParameters:
+def _parameters(
+    solver: SolverName, limits: Limits, whole: bool, relative_gap: float, catch_interrupt: bool
+) -> mathopt.SolveParameters:
     p = mathopt.SolveParameters(random_seed=None if solver == "pdlp" else limits.seed)  # PDLP has none
     if math.isfinite(limits.time_limit):
         p.time_limit = datetime.timedelta(seconds=limits.time_limit)
     if solver in ("glop", "pdlp"):
         p.iteration_limit = limits.work
         return p
-    p.relative_gap_tolerance = 0.0
+    p.relative_gap_tolerance = relative_gap
     p.absolute_gap_tolerance = 0.999 if whole else 0.0
     if solver == "cp-sat":
         p.threads = limits.threads

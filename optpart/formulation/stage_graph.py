@@ -1,0 +1,197 @@
+"""The backward as stages: what the stage formulations share, computed once and plainly.
+
+Fixed here: the order of the backward ops and the forward's order (program order).  Then
+
+* a **stage** t = 0..T-1 is a backward op b(t) that reads values of the forward side; before it runs,
+  any set of ops may be recomputed, in program order, each at most once.  Stage T, if there is one, has
+  no op: it stands for forward-side values that the backward returns;
+* ``needs[t]`` are the forward-side values that b(t) reads;
+* three numbers say what is there whatever is decided (resident inputs, forward outputs, tangents,
+  backward values, gradients so far): ``before[t]`` while ops are recomputed for stage t, ``during[t]``
+  while b(t) runs (its outputs and workspace included, its forward-side reads not), ``after[t]`` at the
+  worst of the backward ops between b(t) and b(t+1), which read nothing of the forward side.  ``start``
+  is ``after`` for the ops ahead of stage 0.
+
+**Blocks.** The forward side is cut at positions that a single storage crosses (the residual stream), so
+blocks are short.  A storage that crosses further than to the next block is *global* (a mask, rotary
+tables, a skip connection): it belongs to no block.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from optpart.graph import Region, ValueKind
+from optpart.liveness import resident_bytes
+from optpart.problem import Problem
+
+NOTHING = -1  # "no such step": below every size
+
+
+@dataclass(frozen=True)
+class Stages:
+    """See the module's docstring.  Sizes in bytes, rounded by the problem's rule."""
+
+    problem: Problem
+    ops: tuple[int, ...]
+    needs: tuple[frozenset[int], ...]
+    before: tuple[int, ...]
+    during: tuple[int, ...]
+    after: tuple[int, ...]
+    start: int
+    backward: tuple[int, ...]
+
+    @property
+    def count(self) -> int:
+        return len(self.needs)
+
+    @functools.cached_property
+    def values(self) -> tuple[int, ...]:
+        """Forward-side values that a plan decides about: computed, and not held by the caller anyway."""
+        graph = self.problem.graph
+        held = set(graph.forward_outputs) if self.problem.rule.hold_outputs else set()
+        return tuple(v.id for v in graph.values if is_forward_side(self.problem, v.id) and v.id not in held)
+
+    @functools.cached_property
+    def rerunners(self) -> dict[int, tuple[int, ...]]:
+        """Value -> ops that may run in the backward and read it then, in program order."""
+        readers: dict[int, list[int]] = {v: [] for v in self.values}
+        for op in self.problem.graph.ops:
+            if op.region is not Region.BACKWARD and (op.recomputable or op.region is Region.EITHER):
+                for v in dict.fromkeys(op.reads_again if op.region is Region.FORWARD else op.reads):
+                    if v in readers:
+                        readers[v].append(op.id)
+        return {v: tuple(r) for v, r in readers.items()}
+
+    @functools.cached_property
+    def last_use(self) -> dict[int, int]:
+        """Value -> last stage at which it, or something recomputed from it, may be needed."""
+        graph = self.problem.graph
+        decided = set(self.values)
+        last: dict[int, int] = {}
+        for t, needs in enumerate(self.needs):
+            for v in needs:
+                if v in decided:
+                    last[v] = t
+        for op in reversed(graph.ops):  # a value's op lies before all its readers
+            if op.region is Region.BACKWARD:
+                continue
+            latest = max((last[v] for v in op.writes if v in last), default=None)
+            if latest is not None and (op.recomputable or op.region is Region.EITHER):
+                for v in op.reads_again if op.region is Region.FORWARD else op.reads:
+                    if v in decided:
+                        last[v] = max(latest, last.get(v, NOTHING))
+        return last
+
+
+def is_forward_side(problem: Problem, v: int) -> bool:
+    """Is the value computed by an op that may run in the forward?"""
+    value = problem.graph.values[v]
+    return value.producer is not None and problem.graph.ops[value.producer].region is not Region.BACKWARD
+
+
+def build_stages(problem: Problem, backward: Sequence[int] | None = None) -> Stages:
+    """The stages of a joint problem; ``backward`` is another order of its BACKWARD ops (program order)."""
+    graph, sizes = problem.graph, problem.sizes
+    order = tuple(backward or (op.id for op in graph.in_region(Region.BACKWARD)))
+    held = graph.forward_outputs if problem.rule.hold_outputs else ()
+    given = set(graph.backward_outputs) if problem.rule.hold_outputs else set()
+    fixed = resident_bytes(problem) + sum(sizes[v] for v in held)
+    fixed += sum(sizes[v.id] for v in graph.values if v.kind is ValueKind.TANGENT)
+    last = {v: j for j, o in enumerate(order) for v in graph.ops[o].reads}
+    ops: list[int] = []
+    needs: list[frozenset[int]] = []
+    before: list[int] = []
+    during: list[int] = []
+    after: list[int] = []
+    start = NOTHING
+    live = fixed
+    caller_has = set(held)
+    for j, o in enumerate(order):
+        op = graph.ops[o]
+        reads = frozenset(v for v in op.reads if is_forward_side(problem, v))
+        written = sum(sizes[v] for v in op.writes)
+        now = live + written + problem.workspace[o]
+        if reads - caller_has:
+            ops.append(o)
+            needs.append(reads - caller_has)
+            before.append(live)
+            during.append(now)
+            after.append(NOTHING)
+        elif ops:
+            after[-1] = max(after[-1], now)
+        else:
+            start = max(start, now)
+        live += written
+        done = [v for v in {*op.reads, *op.writes} if last.get(v, j) <= j and v not in given]
+        live -= sum(sizes[v] for v in done if _is_backward(problem, v))
+    returned = frozenset(v for v in graph.backward_outputs if is_forward_side(problem, v)) - caller_has
+    if returned:
+        needs.append(returned)
+        before.append(live)
+        during.append(live)
+        after.append(NOTHING)
+    return Stages(problem, tuple(ops), tuple(needs), tuple(before), tuple(during), tuple(after), start, order)
+
+
+def _is_backward(problem: Problem, v: int) -> bool:
+    value = problem.graph.values[v]
+    return value.producer is not None and problem.graph.ops[value.producer].region is Region.BACKWARD
+
+
+# -------------------------------------------------------------------------------------------- blocks
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """``of[o]``: the block of a forward-side op; ``everywhere``: the global values; ``count`` blocks."""
+
+    of: dict[int, int]
+    everywhere: frozenset[int]
+    count: int
+
+
+# Longer than any block that we would want: what reaches further is taken for global while cuts are sought.
+LONG_REACH = 48
+# A block should not be shorter than this many ops where several storages cross.
+SHORT_BLOCK = 6
+
+
+def find_blocks(problem: Problem) -> Blocks:
+    """Cut the forward side, in program order, where few storages cross.
+
+    A position is a cut if one storage crosses it, or if fewer cross it than any position close by.  Any
+    cuts are right (see ``formulation.stages``); narrow ones make small models with close bounds.
+    """
+    graph = problem.graph
+    side = [op for op in graph.ops if op.region is not Region.BACKWARD]
+    place = {op.id: i for i, op in enumerate(side)}
+    reach: dict[int, tuple[int, int]] = {}
+    for op in side:
+        for v in op.reads:
+            producer = graph.values[v].producer
+            if producer in place:
+                reach[v] = (place[producer], place[op.id])  # program order: the last reader stays
+    crossing = _crossing(reach, len(side))
+    block, of = 0, {}
+    last_cut = NOTHING
+    for i, op in enumerate(side):
+        of[op.id] = block
+        near = crossing[max(0, i - SHORT_BLOCK) : i + SHORT_BLOCK + 1]
+        if crossing[i] <= 1 or (crossing[i] == min(near) and i - last_cut >= SHORT_BLOCK):
+            block, last_cut = block + 1, i
+    far = {v for v, (a, b) in reach.items() if of[side[b].id] - of[side[a].id] > 1}
+    return Blocks(of, frozenset(far), block + 1)
+
+
+def _crossing(reach: dict[int, tuple[int, int]], n: int) -> list[int]:
+    """How many storages, those of long reach left out, are written at or before i and read after i."""
+    change = [0] * (n + 1)
+    for a, b in reach.values():
+        if b - a <= LONG_REACH:
+            change[a] += 1
+            change[b] -= 1
+    return list(accumulate(change[:n]))
