@@ -8,16 +8,19 @@ as often as one likes.  The search is Dijkstra's over states
 
     (phase, ops that ran, values that are kept readable, what is held to the end)
 
-with three moves: drop a value, start the backward, run an op whose reads are readable.  Running an op that
-ran before costs its run time, everything else nothing; the step's bytes are what is readable or held, what
-the op writes, and its workspace.  A plan's live ranges are the cheapest choice of drops, so the search
+with two moves: start the backward, or run an op whose reads are readable and drop any of the values that it
+read or wrote (a value's life ends at its last read, or at its own step if there is none).  Running an op
+that ran before costs its run time, everything else nothing; the step's bytes are what is readable or held,
+what the op writes, and its workspace.  A plan's live ranges are the cheapest choice of drops, so the search
 counts exactly what ``optpart.validate`` counts, which checks the plan that is found.
 """
 
 from __future__ import annotations
 
+import functools
 import heapq
 import itertools
+import operator
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -28,7 +31,7 @@ from optpart.problem import Problem
 from optpart.units import Bytes, Microseconds
 from optpart.validate import validate
 
-MAX_STATES = 300_000  # some ten seconds
+MAX_STATES = 300_000  # half a minute; 8 ops take 0.1 s on average, 10 ops 1 s, 12 ops 5 s
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +99,12 @@ def _mask(ids: Iterable[int]) -> int:
     return sum(1 << i for i in set(ids))
 
 
-def _bits(mask: int) -> Iterator[int]:
-    return (i for i in range(mask.bit_length()) if mask >> i & 1)
+def _subsets(mask: int) -> Iterator[int]:
+    part = mask
+    while part:
+        yield part
+        part = (part - 1) & mask
+    yield 0
 
 
 class _Moves:
@@ -105,6 +112,7 @@ class _Moves:
 
     def __init__(self, problem: Problem, sequences: Sequences) -> None:
         self.problem, self.graph, self.sequences = problem, problem.graph, sequences
+        self.bytes, self.useful = functools.cache(self._bytes), functools.cache(self._useful)
         graph, rule = self.graph, problem.rule
         if graph.joint and not rule.hold_outputs:
             raise ValueError("in a joint graph the caller holds the outputs: rule.hold_outputs has to be True")
@@ -113,6 +121,11 @@ class _Moves:
         self.savable = _mask([v.id for v in graph.values if v.savable])
         self.tangents = _mask([v.id for v in graph.values if v.kind is ValueKind.TANGENT])
         self.forward_outputs = _mask(graph.forward_outputs)
+        self.reads = [_mask(op.reads) for op in graph.ops]
+        self.again = [_mask(op.reads_again) for op in graph.ops]
+        self.writes = [_mask(op.writes) for op in graph.ops]
+        self.idle_tangents = self.tangents & ~functools.reduce(operator.or_, self.reads, 0)
+        self.before = [_mask(op.after) for op in graph.ops]
         self.resident = self.bytes(self.inputs) if rule.count_resident else 0
         self.must_run = _mask(
             [op.id for op in graph.ops if not graph.joint or op.region is not Region.EITHER or not op.writes]
@@ -122,8 +135,34 @@ class _Moves:
         outputs = _mask(graph.backward_outputs) | (0 if graph.joint else self.forward_outputs)
         self.at_end = outputs if rule.hold_outputs else 0
 
-    def bytes(self, mask: int) -> int:
-        return sum(self.problem.sizes[v] for v in _bits(mask))
+    def _bytes(self, mask: int) -> int:
+        return sum(size for v, size in enumerate(self.problem.sizes) if mask >> v & 1)
+
+    def _useful(self, done: int, begun: bool) -> tuple[int, int]:
+        """(ops, values) that can still matter: what has to run yet, what that reads, and what computes it again.
+
+        A tangent that nobody reads is gone after the first step of the backward (``begun``), so there any op
+        may be of use.
+        """
+        ops, values = self.must_run & ~done, self.at_end
+        if self.idle_tangents and not begun:
+            ops = (1 << len(self.graph.ops)) - 1
+        while True:
+            more_ops, more_values = ops, values
+            for op in self.graph.ops:
+                if ops >> op.id & 1:
+                    more_values |= self.again[op.id]
+                    more_ops |= self.before[op.id] & ~done
+                elif (self.writes[op.id] & values) and (not done >> op.id & 1 or self.may_repeat(op)):
+                    more_ops |= 1 << op.id
+            if (more_ops, more_values) == (ops, values):
+                return ops, values
+            ops, values = more_ops, more_values
+
+    def may_repeat(self, op: Op) -> bool:
+        if self.graph.joint:
+            return op.recomputable and op.region is not Region.BACKWARD
+        return op.recomputable and op.rng_state is None
 
     def is_goal(self, s: _State) -> bool:
         if self.graph.joint and s.phase == 0:
@@ -135,9 +174,6 @@ class _Moves:
 
     def after(self, s: _State) -> Iterator[tuple[_State, int | None, int]]:
         """(next state, the op that runs or None, bytes of that step)."""
-        if s.phase != 1:  # tangents are there in the first step of the backward, read or not
-            for v in _bits(s.live | s.free):
-                yield s._replace(live=s.live & ~(1 << v), free=s.free & ~(1 << v)), None, 0
         if self.graph.joint and s.phase == 0 and self.forward_ops & ~s.done == 0 and s.live & ~self.savable == 0:
             free = s.free & self.savable
             if self.problem.rule.boxed:
@@ -160,36 +196,37 @@ class _Moves:
             return False
         if early and op.region is Region.EITHER and not self.sequences.either_early:
             return False
-        if ran and (not op.recomputable or (self.graph.joint and op.region is Region.BACKWARD)):
-            return False
-        if ran and op.rng_state is not None and not self.graph.joint:
+        if (ran and not self.may_repeat(op)) or not self.useful(s.done, s.phase == 2)[0] >> op.id & 1:
             return False
         if self.is_anchor(op, s):
             peers = {Region.FORWARD: self.forward_ops, Region.BACKWARD: self.backward_ops}
-            before = (peers[op.region] if self.graph.joint else self.must_run) & ((1 << op.id) - 1)
-            if self.sequences.fixed_order and before & ~s.done:
+            earlier = (peers[op.region] if self.graph.joint else self.must_run) & ((1 << op.id) - 1)
+            if self.sequences.fixed_order and earlier & ~s.done:
                 return False
         elif op.id <= s.last:
             return False
-        reads = _mask(op.reads_again if ran else op.reads)
-        return (
-            _mask(op.after) & ~s.done == 0
-            and reads & ~self.readable(s) == 0
-            and not _mask(op.writes) & (s.live | s.free)
-        )
+        reads = self.again[op.id] if ran else self.reads[op.id]
+        if self.before[op.id] & ~s.done or reads & ~self.readable(s):
+            return False
+        return not self.writes[op.id] & (s.live | s.free)  # the old instance ended at its last read
 
     def run(self, op: Op, s: _State) -> Iterator[tuple[_State, int | None, int]]:
         early = self.graph.joint and s.phase == 0
-        writes = _mask(op.writes)
+        writes = self.writes[op.id]
         held = writes & self.forward_outputs if early else 0
         last = op.id if self.sequences.staged and not self.is_anchor(op, s) else -1
+        touched = self.again[op.id] | writes | (self.tangents if s.phase == 1 else 0)  # unread tangents end here
         states = [0] if op.rng_state is None or not early else [0, 1 << op.rng_state]  # not made, or made and saved
         for state in states:
-            live = s.live | (writes & ~held) | state
-            new = _State(min(2 * s.phase, 2), s.done | 1 << op.id, live, s.free | held, s.held | held, last)
-            nbytes = self.resident + self.bytes(new.live) + self.bytes(new.held) + self.problem.workspace[op.id]
+            live, free = s.live | (writes & ~held) | state, s.free | held
+            nbytes = self.resident + self.bytes(live) + self.bytes(s.held | held) + self.problem.workspace[op.id]
             if self.problem.budget is None or nbytes <= self.problem.budget:
-                yield new, op.id, nbytes
+                phase, done = min(2 * s.phase, 2), s.done | 1 << op.id
+                end = touched & (live | free) & ~state
+                dead = end & ~self.useful(done, phase == 2)[1]
+                for gone in _subsets(end & ~dead):
+                    kept = ~(gone | dead)
+                    yield _State(phase, done, live & kept, free & kept, s.held | held, last), op.id, nbytes
 
 
 def _dijkstra(moves: _Moves, cost: Callable[[float, float, int], float], max_states: int) -> Found | None:
