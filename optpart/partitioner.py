@@ -146,7 +146,7 @@ class Partitioner(tp.CustomPartitionerFn):
         if budget is not None and not joint_inputs and not isinstance(budget, float):
             logger.warning("a nested region takes no memory budget in bytes; it is partitioned without one")
             budget = None
-        problem = build_problem(captured.graph, self.settings.cost_model)
+        problem = build_problem(captured.graph, self.settings.cost_model, measure_memory=self.settings.measure_memory)
         limits = Limits(time_limit=self.settings.time_limit, seed=self.settings.seed, threads=self.settings.threads or 1)
         result = solve(problem, budget, limits)
         modules = emit(captured, problem, result, check=budget is not None)

@@ -13,23 +13,27 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from optpart.cost.model import CostModel, cost_key, get_cost_model
+from optpart.cost.workspace import memory_key
 from optpart.units import Bytes, parse_bytes
 
 Budget = int | float | str | None
 Failure = Literal["min_cut", "raise"]
+Workspace = Literal["measured", "none"]
 
 
 @dataclass(frozen=True)
 class Settings:
     """Settings of a partition; see the module's docstring for ``memory_budget``.
 
-    ``cost_model``: a name ("roofline", "roofline:h100", "flops", "bytes", "unit") or a CostModel.
+    ``cost_model``: a name ("roofline", "roofline:h100", "flops", "bytes", "unit", "profiled", "profiled:FILE")
+    or a CostModel.
     ``time_limit``: seconds for the solver.  ``on_failure``: "min_cut" falls back to PyTorch's min-cut
-    with a warning, "raise" raises.  ``seed``: of everything random in a search.
+    with a warning, "raise" raises.  ``workspace``: what calls allocate and free again counts towards a
+    memory budget, as "measured" on the device at hand, or is taken for "none".  ``seed``: of everything random in a search.
 
     Raises:
         ValueError: a value is out of range; the message says what was given and what is accepted.
@@ -41,6 +45,7 @@ class Settings:
     on_failure: Failure = "min_cut"
     seed: int = 0
     threads: int | None = None
+    workspace: Workspace = "measured"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "memory_budget", check_budget(self.memory_budget))
@@ -48,6 +53,8 @@ class Settings:
             raise ValueError(f"time_limit={self.time_limit!r}: expected seconds, a number above 0")
         if self.on_failure not in ("min_cut", "raise"):
             raise ValueError(f"on_failure={self.on_failure!r}: expected 'min_cut' or 'raise'")
+        if self.workspace not in ("measured", "none"):
+            raise ValueError(f"workspace={self.workspace!r}: expected 'measured' or 'none'")
         if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0:
             raise ValueError(f"seed={self.seed!r}: expected an int, 0 or more")
         if self.threads is not None and (isinstance(self.threads, bool) or not isinstance(self.threads, int) or self.threads < 1):
@@ -71,9 +78,16 @@ class Settings:
                 raise ValueError(f"unknown setting {name!r}{hint} (settings: {', '.join(known)})")
         return Settings(**given)
 
+    @property
+    def measure_memory(self) -> bool:
+        """Only a budget asks for workspaces: without one nothing is measured."""
+        return self.workspace == "measured" and self.memory_budget is not None
+
     def key(self) -> dict[str, Any]:
         """Everything that can change a plan, as plain data."""
-        return asdict(self) | {"cost_model": cost_key(self.cost_model)}
+        given = {f.name: getattr(self, f.name) for f in fields(self)}
+        measured = memory_key() if self.measure_memory else None
+        return given | {"cost_model": cost_key(self.cost_model), "workspace": measured}
 
 
 def check_budget(budget: Any) -> Budget:

@@ -482,3 +482,16 @@ def allocation_events(prof: Any) -> list[int]:
         (e.start_ns(), i, e.nbytes()) for i, e in enumerate(prof.profiler.kineto_results.events()) if e.name() == "[memory]"
     ]
     return [nbytes for _, _, nbytes in sorted(events)]
+
+
+def allocations_within(prof: Any, mark: str) -> dict[str, list[int]]:
+    """The CPU allocator's events by region: signed sizes while a ``record_function`` runs whose name starts with ``mark``."""
+    events = sorted(prof.profiler.kineto_results.events(), key=lambda e: int(e.start_ns()))
+    regions = [(e.start_ns(), e.start_ns() + e.duration_ns(), e.name()) for e in events if e.name().startswith(mark)]
+    memory = [(e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]"]
+    return {name: [nbytes for at, nbytes in memory if start <= at <= end] for start, end, name in regions}
+
+
+def profiler_running() -> bool:
+    """Is the user profiling?  A second profiler would end the first one, and its results with it."""
+    return bool(torch.autograd.profiler._is_profiler_enabled)

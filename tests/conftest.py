@@ -17,20 +17,24 @@ import pytest
 os.environ["OMP_NUM_THREADS"] = "1"  # one order of summation on every machine, and one core for each worker
 os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # no pool of compiler processes beside each worker
 
+CACHES = ("TORCHINDUCTOR_CACHE_DIR", "OPTPART_CACHE")
+
 # The same examples in every run; no deadline, since tests time nothing.
 hypothesis.settings.register_profile("optpart", derandomize=True, deadline=None, database=None, print_blob=True)
 hypothesis.settings.load_profile("optpart")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """One Inductor cache for this run: a plan of an earlier run must not be served from the disk."""
-    if not hasattr(config, "workerinput"):  # xdist's workers inherit the variable
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp(prefix="optpart-tests-")
+    """One Inductor cache for this run, and one of measurements: nothing of an earlier run must be served from the disk."""
+    if not hasattr(config, "workerinput"):  # xdist's workers inherit the variables
+        for variable in CACHES:
+            os.environ[variable] = tempfile.mkdtemp(prefix="optpart-tests-")
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
-        shutil.rmtree(os.environ["TORCHINDUCTOR_CACHE_DIR"], ignore_errors=True)
+        for variable in CACHES:
+            shutil.rmtree(os.environ[variable], ignore_errors=True)
 
 
 @pytest.fixture(autouse=True)

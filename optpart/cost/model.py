@@ -11,6 +11,7 @@ name              run time of a call
 ``bytes``         bytes moved / bandwidth
 ``flops``         FLOPs / peak rate (torch's counter)
 ``unit``          1, whatever the call: number of recomputes, published tables
+``profiled``      measured on the machine at hand, and kept (``profiled:FILE``: a profile of another machine)
 ================  =========================================================================================
 
 ``roofline:h100`` names a device; without one it is the device that the graph's tensors are on.
@@ -25,7 +26,9 @@ from typing import Protocol
 from optpart.cost.bytes import BytesModel, tensors
 from optpart.cost.devices import Device, default_device, get_device, unknown_name
 from optpart.cost.flops import FlopsModel
+from optpart.cost.profiled import Profiled, load_profile
 from optpart.cost.roofline import Roofline
+from optpart.cost.workspace import footprints, with_measured_memory
 from optpart.graph import Graph, Signature
 from optpart.problem import BARE_RULE, MemoryRule, Problem
 from optpart.units import Bytes, Microseconds
@@ -76,8 +79,10 @@ def get_cost_model(spec: str | CostModel, device: str | None = None) -> CostMode
     kind, _, row = spec.partition(":")
     if kind == "unit" and not row:
         return UnitModel()
+    if kind == "profiled":
+        return load_profile(row) if row else Profiled()
     if kind not in ON_DEVICE:
-        raise unknown_name("cost model", spec, (*ON_DEVICE, "unit"))
+        raise unknown_name("cost model", spec, (*ON_DEVICE, "unit", "profiled"))
     return ON_DEVICE[kind](get_device(row or device or "cpu"))
 
 
@@ -113,14 +118,26 @@ def price(graph: Graph, model: CostModel) -> tuple[Microseconds, ...]:
     return tuple(known[op.signature] for op in graph.ops)
 
 
-def build_problem(graph: Graph, model: str | CostModel = DEFAULT_COST_MODEL, rule: MemoryRule | None = None) -> Problem:
-    """The problem of a graph without a budget: run times from ``model``, no workspace.
+def build_problem(
+    graph: Graph,
+    model: str | CostModel = DEFAULT_COST_MODEL,
+    rule: MemoryRule | None = None,
+    *,
+    measure_memory: bool = False,
+) -> Problem:
+    """The problem of a graph without a budget, with run times from ``model``.
 
-    ``rule`` is how memory is counted, by default ``MemoryRule()``, or ``BARE_RULE`` for a bare graph.
+    Args:
+        graph: as it was captured.
+        model: a name or a cost model.
+        rule: how memory is counted, by default ``MemoryRule()``, or ``BARE_RULE`` for a bare graph.
+        measure_memory: take workspaces from measurements (``cost.workspace``), else there are none.  A model
+            that has a method ``footprints(signatures)`` is asked instead.
 
     Raises:
         ValueError: no such cost model.
     """
     model = get_cost_model(model, default_device(device_of(graph)).name)
     rule = rule or (MemoryRule() if graph.joint else BARE_RULE)
-    return Problem(graph, price(graph, model), tuple(Bytes(0) for _ in graph.ops), rule, cost_model=model.name)
+    problem = Problem(graph, price(graph, model), tuple(Bytes(0) for _ in graph.ops), rule, cost_model=model.name)
+    return with_measured_memory(problem, getattr(model, "footprints", footprints)) if measure_memory else problem

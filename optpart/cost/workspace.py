@@ -1,0 +1,202 @@
+r"""Memory of a call as the allocator sees it: what it needs while it runs, and what it leaves behind.
+
+       highest ........ ______
+                  _____/      \__             workspace = highest - held: allocated and freed again in between
+       held ..... |              \______      held = level after the call: its outputs
+              ____|
+
+The simulator counts outputs from the start of the call on, so outputs + workspace is its highest level
+exactly, also for a kernel that allocates its outputs late and its scratch early.
+
+``held`` is what the outputs really take.  It can be more than their shapes say: ``mse_loss`` on the CPU
+returns a scalar in the storage of the elementwise losses.
+
+Measured in one call after one warm-up, so that what a library allocates once and keeps is left out:
+
+* on the CPU from the profiler's allocation events, all calls in one session of it.  It sees what goes
+  through PyTorch's allocator; a library's own ``malloc`` is seen by nobody, a measured peak included;
+* on CUDA from the caching allocator's peak, which is reset.  Blocks are as large as it likes there, so
+  ``held`` is not known.
+
+No rule spares some calls the measuring: ``x * 2`` allocates 8 bytes for the number (and 4 more to convert
+it), a product of mixed dtypes a converted copy.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from optpart.cost.cache import Cache, default_cache
+from optpart.cost.devices import default_device
+from optpart.cost.inputs import Call, Unrunnable, device_of_call, make_call, real_calls
+from optpart.cost.machine import environment, environments
+from optpart.cost.roofline import Roofline
+from optpart.graph import Signature, Value
+from optpart.problem import Problem
+from optpart.units import Bytes, format_time
+
+logger = logging.getLogger(__name__)
+
+MEMORY = "memory"
+LIMIT_SECONDS = 20.0
+# For the estimate of the whole: a call's own cost (making it, and the profiler's share), and how many of its runs
+# a measurement is worth (filling the inputs takes a few, warm-up and measuring one each; no machine reaches its roofline).
+SECONDS_EACH, RUNS_EACH = 5e-3, 10
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """``workspace``: freed again before the call returns.  ``held``: what its outputs take, 0 if that is not known."""
+
+    workspace: Bytes
+    held: Bytes
+
+
+Found = dict[Signature, Footprint | str]  # a string is the reason why there is none
+
+
+def workspace(signature: Signature) -> Bytes:
+    """The workspace of one call, measured now.
+
+    Raises:
+        Unrunnable: the call cannot be run here; the message says why.
+    """
+    found = measure((signature,))[signature]
+    if isinstance(found, str):
+        raise Unrunnable(found)
+    return found.workspace
+
+
+def measure(signatures: Iterable[Signature]) -> Found:
+    """The footprint of each call, measured now, or the reason why there is none."""
+    distinct = list(dict.fromkeys(signatures))
+    devices = {s: device_of_call(s) for s in distinct}
+    on_cuda = {s for s in distinct if devices[s].startswith("cuda")}
+    with real_calls(devices.values()):
+        return {s: _on_cuda(s) for s in distinct if s in on_cuda} | _on_cpu([s for s in distinct if s not in on_cuda])
+
+
+def _on_cpu(signatures: Sequence[Signature]) -> Found:
+    from torch.profiler import ProfilerActivity, profile, record_function
+
+    from optpart import torch_private as tp
+
+    if not signatures:
+        return {}
+    if tp.profiler_running():
+        return dict.fromkeys(signatures, "a profiler is running, and a second one would end it")
+    found: Found = {}
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as prof:
+        for i, signature in enumerate(signatures):
+            try:
+                call = _warmed_up(signature)
+                with record_function(f"optpart {i}"):
+                    out = call()
+                del out, call
+            except Exception as error:  # a call with made-up inputs may fail in any way
+                found[signature] = _reason(signature, error)
+    events = tp.allocations_within(prof, "optpart ")
+    for i, signature in enumerate(signatures):
+        if signature not in found:
+            level = highest = 0
+            for nbytes in events[f"optpart {i}"]:
+                level += nbytes
+                highest = max(highest, level)
+            found[signature] = Footprint(Bytes(highest - max(level, 0)), Bytes(max(level, 0)))
+    return found
+
+
+def _on_cuda(signature: Signature) -> Footprint | str:
+    import torch
+
+    try:
+        call = _warmed_up(signature)
+        device = device_of_call(signature)
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        out = call()
+        torch.cuda.synchronize(device)
+        highest, level = torch.cuda.max_memory_allocated(device), torch.cuda.memory_allocated(device)
+        del out
+        return Footprint(Bytes(highest - max(level, before)), Bytes(0))
+    except Exception as error:
+        return _reason(signature, error)
+
+
+def _warmed_up(signature: Signature) -> Call:
+    call = make_call(signature)
+    call()
+    return call
+
+
+def _reason(signature: Signature, error: Exception) -> str:
+    return str(error) if isinstance(error, Unrunnable) else f"{signature.target} failed on made-up inputs: {error!r}"
+
+
+# ------------------------------------------------------------------------------------- a whole graph
+
+
+def footprints(signatures: Iterable[Signature], cache: Cache | None = None, limit: float = LIMIT_SECONDS) -> Found:
+    """The footprint of each call, from the cache where it is known, measured where it is not.
+
+    If measuring what the cache lacks is expected to take more than ``limit`` seconds, none of it is measured.
+    """
+    cache = cache or default_cache()
+    found: Found = {}
+    where: dict[str, list[Signature]] = {}
+    for signature in dict.fromkeys(signatures):
+        try:
+            where.setdefault(environment(device_of_call(signature)), []).append(signature)
+        except RuntimeError as error:  # no such device
+            found[signature] = str(error)
+    for place, calls in where.items():
+        found |= {s: Footprint(*map(Bytes, value)) for s, value in cache.get(MEMORY, place, calls).items()}
+    missing = [s for calls in where.values() for s in calls if s not in found]
+    expected = expected_seconds(missing)
+    if expected > limit:
+        return found | dict.fromkeys(missing, f"measuring would take about {format_time(expected * 1e6)}")
+    new = measure(missing)
+    for place, calls in where.items():
+        rows = {s: [f.workspace, f.held] for s in calls if isinstance(f := new.get(s), Footprint)}
+        new |= {s: Footprint(*map(Bytes, value)) for s, value in cache.put(MEMORY, place, rows).items()}
+    return found | new
+
+
+def with_measured_memory(problem: Problem, lookup: Callable[[Iterable[Signature]], Found] = footprints) -> Problem:
+    """The problem with the workspace of its ops, and with values as large as the storages that the ops return.
+
+    An op without a footprint keeps what it has, and the log says why.  An op that draws random numbers
+    needs the generator's state once more: its second run puts the current one aside.
+    """
+    graph = problem.graph
+    found = lookup(op.signature for op in graph.ops)
+    for reason in dict.fromkeys(reason for reason in found.values() if isinstance(reason, str)):
+        logger.info("no measured workspace for some calls: %s", reason)
+    spaces, values = list(problem.workspace), list(graph.values)
+    for op in graph.ops:
+        if not isinstance(footprint := found.get(op.signature), Footprint):
+            continue
+        state = 0 if op.rng_state is None else graph.values[op.rng_state].nbytes
+        spaces[op.id] = Bytes(footprint.workspace + state)
+        if len(op.writes) == 1:
+            values[op.writes[0]] = _at_least(values[op.writes[0]], footprint.held)
+    return replace(problem, graph=replace(graph, values=tuple(values)), workspace=tuple(spaces))
+
+
+def _at_least(value: Value, nbytes: Bytes) -> Value:
+    return value if value.nbytes >= nbytes else replace(value, nbytes=nbytes)
+
+
+def memory_key() -> str:
+    """All that footprints depend on beside the signature: for cache keys."""
+    return f"memory 1 {' & '.join(environments())} table {default_cache().identity()}"
+
+
+def expected_seconds(signatures: Iterable[Signature]) -> float:
+    """About how long measuring these calls takes, by roofline."""
+    models = {kind: Roofline(default_device(kind)) for kind in ("cpu", "cuda")}
+    runtimes = (models[device_of_call(s).partition(":")[0]].runtime(s) for s in signatures)
+    return sum(SECONDS_EACH + RUNS_EACH * runtime * 1e-6 for runtime in runtimes)
