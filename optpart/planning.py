@@ -111,7 +111,7 @@ def capture_joint(joint: tp.Joint, name: str) -> Capture:
 def _plan_graph(joint: tp.Joint, name: str, settings: Settings) -> tuple[Capture, GraphReport]:
     start = time.perf_counter()
     captured = capture_joint(joint, name)
-    problem = build_problem(captured.graph, settings.cost_model)
+    problem = build_problem(captured.graph, settings.cost_model, measure_memory=settings.measure_memory)
     result, chosen, fallback = _solve(captured, problem, settings)
     seconds = time.perf_counter() - start
     return captured, GraphReport(

@@ -147,8 +147,8 @@ def _graph_text(g: GraphReport) -> str:
     problem, result = g.problem, g.result
     run = format_time(problem.total_time) if problem.cost_model != "unit" else f"{problem.total_time:g} units of time"
     lines = [
-        f"{g.name}: {len(problem.graph.ops)} ops, {len(problem.graph.values)} values; forward + backward {run}, "
-        f"by {problem.cost_model or 'given costs'}",
+        f"{g.name}: {len(problem.graph.ops)} ops, {len(problem.graph.values)} values",
+        f"  run time    {run} for forward + backward, by {problem.cost_model or 'given costs'}",
         f"  plan        {result.status.name.lower()}: {result.status.value}",
         f"  its class   {result.plan_class}",
         f"  found by    {result.solver} on {result.formulation}, {g.seconds:.2f} s",
