@@ -27,7 +27,17 @@ import torch
 from torch import fx
 
 from optpart import torch_private as tp
-from optpart.capture_sides import Sides, is_effect, overwritten_inputs, read_from_clones, schema_alias, storage_bytes, storage_key, tensors_in
+from optpart.capture_sides import (
+    Sides,
+    is_effect,
+    overwritten_inputs,
+    read_from_clones,
+    schema_alias,
+    storage_bytes,
+    storage_key,
+    tensors_in,
+    written_in_forward,
+)
 from optpart.graph import Graph, Op, Region, Signature, TensorSpec, Value, ValueKind
 from optpart.units import Bytes
 
@@ -38,7 +48,7 @@ class Capture:
 
     ``cores[o]`` is the fx node of op o; ``roots[v]`` the nodes that hold value v's whole storage as the
     op returned it (an input's placeholder, the call, or its getitems); ``storages[n]`` the values whose
-    storage node n's result shares.
+    storage node n's result shares.  ``overwritten``: inputs that do not hold any more what the forward read.
     """
 
     graph: Graph
@@ -75,11 +85,12 @@ def capture(
     module = tp.prepare_joint(joint)
     forward_outputs, backward_outputs = tp.split_outputs(module, num_fwd_outputs)
     written = overwritten_inputs(module)
-    side = Sides(module, forward_outputs, set(written))
-    overwritten = set(written) - read_from_clones(module, written, side)
+    side = Sides(module, forward_outputs, written)
+    read_from_clones(module, written, side)
+    overwritten = {n for n, writers in written.items() if written_in_forward(writers)}
     primals = [n for n in module.graph.find_nodes(op="placeholder") if tp.is_parameter_like(n)]
     static = tuple(primals[i] for i in static_lifetime_input_indices or () if i < len(primals))
-    builder = _Builder(module, side, frozenset(static), frozenset(overwritten), redo_random)
+    builder = _Builder(module, side, frozenset(static), frozenset(written), frozenset(overwritten), redo_random)
     builder.run()
     graph = builder.graph(forward_outputs, backward_outputs, name)
     return Capture(
@@ -102,10 +113,12 @@ class _Builder:
         module: fx.GraphModule,
         side: Sides,
         static: frozenset[fx.Node],
+        written: frozenset[fx.Node],
         overwritten: frozenset[fx.Node],
         redo_random: bool,
     ) -> None:
-        self.module, self.side, self.static, self.overwritten = module, side, static, overwritten
+        self.module, self.side, self.static = module, side, static
+        self.written, self.overwritten = written, overwritten
         self.redo_random = redo_random
         self.cheap = tp.cheap_to_redo()
         self.values: list[Value] = []
@@ -144,12 +157,12 @@ class _Builder:
         key = storage_key(tensor)
         if key not in self.keys:
             fixed = node in self.overwritten
-            reason = "overwritten during the step" if fixed else ""
+            reason = "overwritten before the backward" if fixed else ""
             self.keys[key] = self._value(node.name, storage_bytes(tensor), kind, None, not fixed, reason)
         v = self.keys[key]
         self.roots[v][len(self.roots[v])] = node
         self.storages[node] = (v,)
-        if node in self.overwritten:
+        if node in self.written:
             self.touched.add(v)
 
     def _value(self, name: str, nbytes: int, kind: ValueKind, producer: int | None, savable: bool, reason: str) -> int:

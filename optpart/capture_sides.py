@@ -4,6 +4,9 @@
 were traced in the backward.  Forward: the ancestors of forward outputs and of all other effects.  What is
 neither is free to run on both (Region.EITHER).
 
+An input that only the backward overwrites is read where the read was traced: a second forward may run, or
+another backward overwrite it, in between.
+
 **Overwritten inputs.** A buffer or input that the step writes to (``copy_`` in the graph, or the runtime
 after the forward) no longer holds what the forward read.  Its readers could only run again from a copy
 taken before, so we insert that copy where it pays: the backward reads the input, or a reader is much
@@ -84,18 +87,26 @@ def _find_aliased_argument(target: tp.OpOverload) -> int:
 class Sides:
     """Which nodes have to run in the forward, and which in the backward (see the module's docstring)."""
 
-    def __init__(self, module: fx.GraphModule, forward_outputs: Iterable[Any], overwritten: set[fx.Node]) -> None:
+    def __init__(
+        self, module: fx.GraphModule, forward_outputs: Iterable[Any], written: Mapping[fx.Node, tuple[fx.Node, ...]]
+    ) -> None:
         self.backward: set[fx.Node] = set()
         self.forward: set[fx.Node] = set()
         seeds: list[fx.Node] = [n for n in forward_outputs if isinstance(n, fx.Node)]
-        stale = set(overwritten)  # the inputs and their views
+        stale = set(written)  # the inputs and their views
+        moving = {n for n, writers in written.items() if not written_in_forward(writers)}  # and those of the backward
+        began = False  # AOTAutograd traces all of the forward first, and leaves some nodes of the backward untagged
         for node in module.graph.nodes:
             if node.op == "output":
                 continue
             effect = is_effect(node)
             late = tp.is_tangent(node) or tp.is_backward_input(node) or tp.must_be_in_backward(node)
-            late = late or (effect and tp.tagged_backward(node) and not tp.must_be_in_forward(node))
-            if late or any(i in self.backward for i in node.all_input_nodes):
+            traced_late = tp.tagged_backward(node) or (began and not tp.tagged(node))
+            reads_moving = any(i in moving for i in node.all_input_nodes)
+            late = late or (traced_late and (effect or reads_moving) and not tp.must_be_in_forward(node))
+            late = late or any(i in self.backward for i in node.all_input_nodes)
+            began = began or (node.op == "call_function" and (late or tp.tagged_backward(node)))
+            if late:
                 self.backward.add(node)
                 continue
             reads_stale = any(i in stale for i in node.all_input_nodes)
@@ -103,6 +114,8 @@ class Sides:
                 seeds.append(node)
             if reads_stale and is_view_of(node, stale):
                 stale.add(node)
+                if reads_moving and is_view_of(node, moving):
+                    moving.add(node)
         while seeds:
             node = seeds.pop()
             if node not in self.forward and node not in self.backward:
@@ -113,6 +126,12 @@ class Sides:
         if node in self.backward:
             return Region.BACKWARD
         return Region.FORWARD if node in self.forward else Region.EITHER
+
+
+def written_in_forward(writers: Iterable[fx.Node]) -> bool:
+    """Does the forward overwrite the input that these nodes write (none: the runtime does, after the forward)?"""
+    writers = tuple(writers)
+    return not writers or not all(map(tp.must_be_in_backward, writers))
 
 
 def is_view_of(node: fx.Node, bases: set[fx.Node]) -> bool:
@@ -155,31 +174,24 @@ def _written_bases(node: fx.Node) -> Iterator[fx.Node]:
                     yield base
 
 
-def read_from_clones(module: fx.GraphModule, written: Mapping[fx.Node, tuple[fx.Node, ...]], side: Sides) -> set[fx.Node]:
-    """Insert the copies that pay, and lead all readers of these inputs to them.
-
-    Returns the inputs that are now read from their copy.
-    """
-    cloned: set[fx.Node] = set()
-    first = next(n for n in module.graph.nodes if n.op != "placeholder")
+def read_from_clones(module: fx.GraphModule, written: Mapping[fx.Node, tuple[fx.Node, ...]], side: Sides) -> None:
+    """Insert the copies that pay, and lead all readers of these inputs to them."""
     for node, writers in written.items():
         value = node.meta.get("val")
         if not isinstance(value, torch.Tensor):
             continue
         views = _views_of(module, node)
         readers = [u for n in views for u in n.users if u not in views and u not in writers and u.op != "output"]
-        in_forward = not writers or any(w not in side.backward for w in writers)
+        in_forward = written_in_forward(writers)
         large = CLONE_PAYS * storage_bytes(value)
         backward_reads = in_forward and any(u in side.backward for u in readers)
         if not backward_reads and all(sum(map(storage_bytes, tensors_in(u.meta.get("val")))) <= large for u in readers):
             continue
-        with module.graph.inserting_before(first):
+        with module.graph.inserting_before(min((*readers, *views[1:], *writers))):
             clone = module.graph.call_function(torch.ops.aten.clone.default, (node,))
         clone.meta["val"] = value.clone()
         side.forward.add(clone)
         _lead_to(module, {node: clone}, views, writers)
-        cloned.add(node)
-    return cloned
 
 
 def _views_of(module: fx.GraphModule, base: fx.Node) -> list[fx.Node]:

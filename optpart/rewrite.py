@@ -16,7 +16,6 @@ Random ops that are recomputed run from the state of the generator that the forw
 from __future__ import annotations
 
 import operator
-from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -45,17 +44,10 @@ def rewrite(capture: Capture, plan: Plan) -> tuple[fx.GraphModule, fx.GraphModul
     saved = set(plan.saved(graph))
     _refuse_unsafe(capture, plan, saved)
     states = [graph.values[v].producer for v in sorted(saved) if _is_state(capture, v)]
-    nodes = _saved_nodes(capture, saved)
-    kept = _read_again_later(capture, plan, saved)
-    with tp.more_outputs(capture.joint, kept), tp.lazy_modules():
-        forward, backward, sizes = tp.extract(
-            capture.joint,
-            nodes,
-            _sizes(capture),
-            [n for n in _inputs(capture) if tp.is_opaque(n) and not tp.is_script_object(n)],
-            num_fwd_outputs=capture.num_fwd_outputs,
-            static_nodes=capture.static_nodes,
-        )
+    kept: list[fx.Node] = []
+    forward, backward, sizes = _extract(capture, saved, kept)
+    if kept := _missing(capture, plan, saved, backward):
+        forward, backward, sizes = _extract(capture, saved, kept)
     random = [o for o in states if o is not None]
     forward = _Emitter(capture, forward, random, replay=False).run(plan.forward, sizes_at_end=sizes)
     backward = _Emitter(capture, backward, random, replay=True).run(plan.backward, extra_outputs=len(kept))
@@ -122,20 +114,41 @@ def _saved_nodes(capture: Capture, saved: set[int]) -> list[fx.Node]:
     return nodes
 
 
-def _read_again_later(capture: Capture, plan: Plan, saved: set[int]) -> list[fx.Node]:
-    """What extraction would drop, because it knows no second run of an op, and the plan reads.
+def _extract(capture: Capture, saved: set[int], kept: list[fx.Node]) -> tuple[fx.GraphModule, fx.GraphModule, int]:
+    """Forward, backward and how many sizes cross; ``kept`` crosses too, as if the backward returned it."""
+    with tp.more_outputs(capture.joint, kept), tp.lazy_modules():
+        return tp.extract(
+            capture.joint,
+            _saved_nodes(capture, saved),
+            _sizes(capture),
+            [n for n in _inputs(capture) if tp.is_opaque(n) and not tp.is_script_object(n)],
+            num_fwd_outputs=capture.num_fwd_outputs,
+            static_nodes=capture.static_nodes,
+        )
 
-    Empty unless the backward runs an op again although its value was saved or it ran there before.
+
+def _missing(capture: Capture, plan: Plan, saved: set[int], backward: fx.GraphModule) -> list[fx.Node]:
+    """What the plan's backward reads and extraction dropped.
+
+    Extraction knows one run of each op.  It drops a value whose only readers are runs that it does not
+    know of: of an op that also runs from its saved value, or whose result nobody reads.
     """
-    graph = capture.graph
-    runs = Counter(plan.backward)
-    twice = any(n > 1 for n in runs.values()) or any(graph.values[v].producer in runs for v in saved)
-    if not twice:
-        return []
-    read = {v for o in plan.backward for v in graph.ops[o].reads}
-    kinds = (ValueKind.STATIC, ValueKind.INPUT)
-    wanted = [v for v in sorted(read) if v in saved or graph.values[v].kind in kinds]
-    return [n for v in wanted for n in capture.roots[v][:1] if n.op != "get_attr"]
+    handed_over = {n.name for n in backward.graph.find_nodes(op="placeholder")}
+    given = {n for v in saved for n in capture.roots[v]} | set(_sizes(capture))
+    given |= {n for n in _inputs(capture) if capture.storages[n] and n not in capture.overwritten}
+    missing: dict[fx.Node, None] = {}
+    seen: set[fx.Node] = set()
+    stack = [n for o in reversed(plan.backward) for n in reversed(capture.cores[o].all_input_nodes)]
+    while stack:  # from the ops' arguments through views and sizes up to what crosses
+        node = stack.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if node not in given:
+            stack += [] if node in capture.op_of else node.all_input_nodes
+        elif node.name not in handed_over and node.op != "get_attr":
+            missing[node] = None
+    return list(missing)
 
 
 def _sizes(capture: Capture) -> list[fx.Node]:
@@ -240,9 +253,8 @@ class _Emitter:
         if o in self.random and not self.replay:
             new = self._draw_and_keep_state(core, o, args, kwargs)
         elif o in self.random and self.replay:
-            new = self.graph.create_node(
-                "call_function", tp.run_with_rng_state(), (self.states[o], core.target, *args), kwargs, name=core.name
-            )
+            arguments: Any = (self.states[o], core.target, *args)  # an operator as an argument
+            new = self.graph.create_node("call_function", tp.run_with_rng_state(), arguments, kwargs, name=core.name)
             new.meta = tp.copy_node_meta(core)
         else:
             new = self.graph.create_node("call_function", core.target, args, kwargs, name=core.name)
@@ -253,7 +265,8 @@ class _Emitter:
             self._need(accessor)
 
     def _draw_and_keep_state(self, core: fx.Node, o: int, args: Any, kwargs: Any) -> fx.Node:
-        both = self.graph.call_function(tp.run_and_save_rng_state(), (core.target, *args), kwargs)
+        arguments: Any = (core.target, *args)  # an operator as an argument
+        both = self.graph.call_function(tp.run_and_save_rng_state(), arguments, kwargs)
         state = self.graph.call_function(operator.getitem, (both, 0))
         state.meta["val"] = tp.fake_rng_state(core)
         both.meta["val"] = (state.meta["val"], core.meta["val"])

@@ -23,6 +23,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import inspect
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -34,15 +35,16 @@ from torch._dynamo import config as dynamo_config
 from torch._dynamo import exc as dynamo_exc
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch import config as functorch_config
-from torch._functorch import partitioners
+from torch._functorch import partitioners as typed_partitioners
 from torch._functorch.compile_utils import fx_graph_cse
 from torch._inductor.custom_graph_pass import CustomPartitionerFn, get_hash_for_files
 from torch._library.utils import is_builtin
-from torch._logging import trace_structured
+from torch._logging._internal import trace_structured
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.fx import _lazy_graph_module
+from torch.fx.experimental import symbolic_shapes
 from torch.fx.experimental.proxy_tensor import is_sym_node
-from torch._ops import OpOverload
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.checkpoint import CheckpointPolicy
 
@@ -61,6 +63,7 @@ __all__ = [
     "unset_fake_temporarily",
 ]
 
+partitioners: Any = typed_partitioners  # names that only some versions have are asked for at run time
 must_recompute: Callable[[fx.Node], bool] = partitioners.must_recompute
 default_partition: Callable[..., tuple[fx.GraphModule, fx.GraphModule]] = partitioners.default_partition
 min_cut_partition: Callable[..., tuple[fx.GraphModule, fx.GraphModule]] = (
@@ -118,10 +121,12 @@ def make_graph_module(root: fx.GraphModule, graph: fx.Graph) -> fx.GraphModule:
 
 
 def _cleanup_recompute_tags(module: fx.GraphModule) -> None:
-    try:
-        partitioners.cleanup_recompute_tags(module, is_default_partition=False)
-    except TypeError:  # 2.9 has no such keyword
-        partitioners.cleanup_recompute_tags(module)
+    for node in module.graph.nodes:  # outside of Dynamo regions have no number, and PyTorch's own clean-up compares them
+        if node.meta.get("ac_graph_id", 0) is None:
+            del node.meta["ac_graph_id"]
+    clean = partitioners.cleanup_recompute_tags
+    keywords = {"is_default_partition": False}
+    clean(module, **{k: v for k, v in keywords.items() if k in inspect.signature(clean).parameters})  # 2.9: none
 
 
 def split_outputs(joint: fx.GraphModule, num_fwd_outputs: int) -> tuple[list[Any], list[Any]]:
@@ -199,6 +204,11 @@ def tagged_backward(node: fx.Node) -> bool:
     return bool(partitioners._has_tag_is_backward(node))
 
 
+def tagged(node: fx.Node) -> bool:
+    """AOTAutograd noted where it traced this node (it does not inside a custom Function's backward)."""
+    return "partitioner_tag" in node.meta
+
+
 def only_asserted(node: fx.Node) -> bool:
     return bool(partitioners._is_assert_only_symbool(node))
 
@@ -226,13 +236,9 @@ def size_hint(size: int | torch.SymInt, fallback: int = 4096) -> int:
     """A number for a size, without a guard; ``fallback`` for an unbacked one (PyTorch's own choice)."""
     if isinstance(size, int):
         return size
-    try:
-        from torch.fx.experimental.symbolic_shapes import optimization_hint
-    except ImportError:
-        from torch.fx.experimental.symbolic_shapes import hint_int
-
-        return int(hint_int(size, fallback=fallback))
-    return int(optimization_hint(size, fallback=fallback))
+    shapes: Any = symbolic_shapes
+    hint = shapes.optimization_hint if hasattr(shapes, "optimization_hint") else shapes.hint_int  # up to 2.11
+    return int(hint(size, fallback=fallback))
 
 
 @contextlib.contextmanager
@@ -326,7 +332,7 @@ def fake_rng_state(node: fx.Node) -> torch.Tensor:
     with unset_fake_temporarily():
         state = torch.cuda.get_rng_state(values[0].device) if on_cuda else torch.get_rng_state()
     mode = next((v.fake_mode for v in values if hasattr(v, "fake_mode")), None) or FakeTensorMode()
-    return mode.from_tensor(state)  # type: ignore[no-any-return]  # torch leaves from_tensor untyped
+    return mode.from_tensor(state)
 
 
 def saved_descriptor(position: int) -> Any:
@@ -446,7 +452,7 @@ def trace_joint(model: Callable[..., Any], args: Sequence[Any], *, decompose: bo
 
 
 def _boxed(gm: fx.GraphModule, _: Any) -> Callable[..., Any]:
-    from torch._functorch.aot_autograd import make_boxed_func
+    from torch._functorch._aot_autograd.utils import make_boxed_func
 
     boxed: Callable[..., Any] = make_boxed_func(gm.forward)
     return boxed
