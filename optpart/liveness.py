@@ -9,7 +9,8 @@ Steps are the positions of ``plan.sequence``.  At step j
               + workspace(op at j)
 
 Tangents stay to the end because the autograd engine holds them while the backward runs (measured on
-torch 2.13: freeing them in the graph frees nothing).  ``peak_bytes`` is the maximum.  An instance that nobody reads lives at its own step.
+torch 2.13: freeing them in the graph frees nothing).  ``peak_bytes`` is the maximum.  An instance that
+nobody reads lives at its own step.
 ``saved_bytes`` is another number: the storages that the forward keeps for the backward, without static
 inputs and without forward outputs, which stay alive whether they are saved or not.
 """
@@ -70,9 +71,9 @@ def simulate(problem: Problem, plan: Plan) -> Liveness:
     live: dict[int, Instance] = {}  # newest instance of each computed value
     instances: list[Instance] = []
     early: dict[int, int] = {}  # forward output -> its forward instance's start
-    for v in graph.values:
-        if v.kind is ValueKind.TANGENT:
-            live[v.id] = Instance(v.id, split, last)
+    for value in graph.values:
+        if value.kind is ValueKind.TANGENT:
+            live[value.id] = Instance(value.id, split, last)
     in_forward = set(plan.forward)
     for j, o in enumerate(sequence):
         op = graph.ops[o]

@@ -40,7 +40,10 @@ class Plan:
 
     def saved(self, graph: Graph) -> tuple[int, ...]:
         """Values kept from the forward for the backward, by id: the backward reads their forward
-        instance, or the input itself, or returns it.  Static inputs are left out: they are there anyway."""
+        instance, or the input itself, or returns it.  Static inputs are left out: they are there anyway.
+        A bare graph saves nothing, whatever it returns."""
+        if not graph.joint:
+            return ()
         run: set[int] = set()
         saved: set[int] = set()
         forward = set(self.forward)

@@ -24,8 +24,8 @@ class MemoryRule:
     """How live bytes are counted.
 
     ``rounding``: every storage takes a multiple of this (512 on CUDA, 64 on the CPU; 1 = as it is).
-    ``boxed``: the backward frees its tangents and saved values at their last read (True, what
-    aot_eager and Inductor do) or holds them to its end (False).
+    ``boxed``: the backward frees its saved values at their last read (True, what aot_eager and Inductor
+    do) or holds them to its end (False).
     ``count_resident``: static and held inputs are part of the peak (False for bare instances).
     ``hold_outputs``: what the caller receives stays alive to the end of the step (False for bare
     instances, whose sinks live only at their own step).

@@ -229,8 +229,8 @@ def _lives(replay: _Replay) -> Iterator[tuple[int, int, int]]:
     A run's value lives from that run to its last reader before the next run that writes it, or only at
     its own step if nobody reads it.  It lives to the end if the caller holds it (the newest forward run's
     value of a forward output, the newest run's value of a backward output), or if it is saved and the
-    backward is unboxed.  A generator's state that nobody saves is never made.  A tangent lives from the
-    first step of the backward to its last reader, to the end if it is unboxed or returned.
+    backward is unboxed.  A generator's state that nobody saves is never made.  Tangents live from the
+    first step of the backward to the end.
     """
     graph, rule, last = replay.problem.graph, replay.problem.rule, len(replay.sequence) - 1
     reads, writes = replay.reads, replay.writes
@@ -248,10 +248,8 @@ def _lives(replay: _Replay) -> Iterator[tuple[int, int, int]]:
             held = (newest_early and v in graph.forward_outputs) or (newest and v in graph.backward_outputs)
             unboxed = not rule.boxed and v in replay.saved and start < replay.split
             yield v, start, last if (held and rule.hold_outputs) or unboxed else end
-    for v in (v.id for v in graph.values if v.kind is ValueKind.TANGENT and graph.joint):
-        readers = [k for k in replay.steps[replay.split :] if v in reads[k]]
-        held = not rule.boxed or (rule.hold_outputs and v in graph.backward_outputs)
-        yield v, replay.split, last if held else max(readers, default=replay.split)
+    if graph.joint:
+        yield from ((v.id, replay.split, last) for v in graph.values if v.kind is ValueKind.TANGENT)
 
 
 def _timeline(replay: _Replay) -> list[int]:

@@ -6,7 +6,7 @@ liveness, so an agreement with one of those is evidence.
 A class (:class:`Sequences`) holds the valid plans whose two lists keep its rules; an op may be recomputed
 as often as one likes.  The search is Dijkstra's over states
 
-    (phase, ops that ran, values that are kept readable, what is held to the end)
+    (forward or backward, ops that ran, values that are kept readable, what is held to the end)
 
 with two moves: start the backward, or run an op whose reads are readable and drop any of the values that it
 read or wrote (a value's life ends at its last read, or at its own step if there is none).  Running an op
@@ -20,7 +20,6 @@ from __future__ import annotations
 import functools
 import heapq
 import itertools
-import operator
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -81,13 +80,13 @@ def least_peak_plan(problem: Problem, sequences: Sequences = FIXED, max_states: 
 class _State(NamedTuple):
     """Sets of op ids (``done``) and value ids (the others) as bit masks.
 
-    ``phase`` is 0 in the forward (and in a bare graph), 1 where the backward starts, 2 later.  ``live``:
-    instances that take their own bytes and may be read.  ``held``: values whose forward instance, or the
-    tangent, takes its bytes to the end whatever happens; ``free``: those of them that may still be read.
-    ``last``: the op that ran last in this stage, -1 at its start.
+    ``late``: the backward has started (never in a bare graph).  ``live``: instances that take their own bytes
+    and may be read.  ``held``: values whose forward instance, or the tangent, takes its bytes to the end
+    whatever happens; ``free``: those of them that may still be read.  ``last``: the op that ran last in this
+    stage, -1 at its start.
     """
 
-    phase: int
+    late: bool
     done: int
     live: int
     free: int
@@ -124,7 +123,6 @@ class _Moves:
         self.reads = [_mask(op.reads) for op in graph.ops]
         self.again = [_mask(op.reads_again) for op in graph.ops]
         self.writes = [_mask(op.writes) for op in graph.ops]
-        self.idle_tangents = self.tangents & ~functools.reduce(operator.or_, self.reads, 0)
         self.before = [_mask(op.after) for op in graph.ops]
         self.resident = self.bytes(self.inputs) if rule.count_resident else 0
         self.must_run = _mask(
@@ -138,15 +136,9 @@ class _Moves:
     def _bytes(self, mask: int) -> int:
         return sum(size for v, size in enumerate(self.problem.sizes) if mask >> v & 1)
 
-    def _useful(self, done: int, begun: bool) -> tuple[int, int]:
-        """(ops, values) that can still matter: what has to run yet, what that reads, and what computes it again.
-
-        A tangent that nobody reads is gone after the first step of the backward (``begun``), so there any op
-        may be of use.
-        """
+    def _useful(self, done: int) -> tuple[int, int]:
+        """(ops, values) that can still matter: what has to run yet, what that reads, and what computes it again."""
         ops, values = self.must_run & ~done, self.at_end
-        if self.idle_tangents and not begun:
-            ops = (1 << len(self.graph.ops)) - 1
         while True:
             more_ops, more_values = ops, values
             for op in self.graph.ops:
@@ -165,22 +157,20 @@ class _Moves:
         return op.recomputable and op.rng_state is None
 
     def is_goal(self, s: _State) -> bool:
-        if self.graph.joint and s.phase == 0:
+        if self.graph.joint and not s.late:
             return False
         return self.must_run & ~s.done == 0 and self.at_end & ~self.readable(s) == 0
 
     def readable(self, s: _State) -> int:
-        return s.live | s.free | (self.inputs if s.phase == 0 else self.inputs & self.savable)
+        return s.live | s.free | (self.inputs if not s.late else self.inputs & self.savable)
 
     def after(self, s: _State) -> Iterator[tuple[_State, int | None, int]]:
         """(next state, the op that runs or None, bytes of that step)."""
-        if self.graph.joint and s.phase == 0 and self.forward_ops & ~s.done == 0 and s.live & ~self.savable == 0:
-            free = s.free & self.savable
-            if self.problem.rule.boxed:
-                yield s._replace(phase=1, live=s.live | self.tangents, free=free, last=-1), None, 0
-            else:
-                new = s.live | self.tangents
-                yield s._replace(phase=1, live=0, free=free | new, held=s.held | new, last=-1), None, 0
+        unfinished = self.forward_ops & ~s.done or s.live & ~self.savable
+        if self.graph.joint and not s.late and not unfinished:
+            held = self.tangents if self.problem.rule.boxed else self.tangents | s.live
+            free = s.free & self.savable | held
+            yield s._replace(late=True, live=s.live & ~held, free=free, held=s.held | held, last=-1), None, 0
         for op in self.graph.ops:
             if self.may_run(op, s):
                 yield from self.run(op, s)
@@ -191,12 +181,12 @@ class _Moves:
 
     def may_run(self, op: Op, s: _State) -> bool:
         ran = bool(s.done >> op.id & 1)
-        early = self.graph.joint and s.phase == 0
+        early = self.graph.joint and not s.late
         if early and (ran or op.region is Region.BACKWARD):
             return False
         if early and op.region is Region.EITHER and not self.sequences.either_early:
             return False
-        if (ran and not self.may_repeat(op)) or not self.useful(s.done, s.phase == 2)[0] >> op.id & 1:
+        if (ran and not self.may_repeat(op)) or not self.useful(s.done)[0] >> op.id & 1:
             return False
         if self.is_anchor(op, s):
             peers = {Region.FORWARD: self.forward_ops, Region.BACKWARD: self.backward_ops}
@@ -211,28 +201,28 @@ class _Moves:
         return not self.writes[op.id] & (s.live | s.free)  # the old instance ended at its last read
 
     def run(self, op: Op, s: _State) -> Iterator[tuple[_State, int | None, int]]:
-        early = self.graph.joint and s.phase == 0
+        early = self.graph.joint and not s.late
         writes = self.writes[op.id]
         held = writes & self.forward_outputs if early else 0
         last = op.id if self.sequences.staged and not self.is_anchor(op, s) else -1
-        touched = self.again[op.id] | writes | (self.tangents if s.phase == 1 else 0)  # unread tangents end here
+        touched = self.again[op.id] | writes
         states = [0] if op.rng_state is None or not early else [0, 1 << op.rng_state]  # not made, or made and saved
         for state in states:
             live, free = s.live | (writes & ~held) | state, s.free | held
             nbytes = self.resident + self.bytes(live) + self.bytes(s.held | held) + self.problem.workspace[op.id]
             if self.problem.budget is None or nbytes <= self.problem.budget:
-                phase, done = min(2 * s.phase, 2), s.done | 1 << op.id
+                done = s.done | 1 << op.id
                 end = touched & (live | free) & ~state
-                dead = end & ~self.useful(done, phase == 2)[1]
+                dead = end & ~self.useful(done)[1]
                 for gone in _subsets(end & ~dead):
                     kept = ~(gone | dead)
-                    yield _State(phase, done, live & kept, free & kept, s.held | held, last), op.id, nbytes
+                    yield _State(s.late, done, live & kept, free & kept, s.held | held, last), op.id, nbytes
 
 
 def _dijkstra(moves: _Moves, cost: Callable[[float, float, int], float], max_states: int) -> Found | None:
     """Uniform-cost search; ``cost(so far, recompute time of the step, bytes of the step)`` must not fall."""
     problem = moves.problem
-    start = _State(0, 0, 0, 0, 0, -1)
+    start = _State(False, 0, 0, 0, 0, -1)
     best: dict[_State, float] = {start: 0.0}
     came: dict[_State, tuple[_State, int | None]] = {}
     queue = [(0.0, 0, start)]
@@ -262,7 +252,7 @@ def _found(problem: Problem, s: _State, came: dict[_State, tuple[_State, int | N
     while s in came:
         s, op = came[s]
         if op is not None:
-            lists[s.phase > 0].insert(0, op)
+            lists[s.late].insert(0, op)
     plan = Plan(tuple(lists[0]), tuple(lists[1]))
     verdict = validate(problem, plan)
     assert verdict.ok, verdict.faults
