@@ -121,10 +121,10 @@ def byte_weights(problem: Problem) -> tuple[int, ...]:
 
 
 def _weighed(problem: Problem, weights: Weights, banned: frozenset[int]) -> Iterator[tuple[float, OneCopy]]:
-    """(saved weight, member) of the members that run no banned op in the backward."""
+    """(saved weight, member) of the members that recompute no banned op."""
     for option in one_copy_options(problem):
         weight = option.weight(weights)
-        if weight is not None and not (banned & option.backward):
+        if weight is not None and not banned & option.forward & option.backward:
             yield weight, option
 
 
@@ -133,7 +133,7 @@ def least_saved_weight(
 ) -> tuple[float, OneCopy] | None:
     """(weight, member) of least saved weight, then of least recompute time; None if there is no member.
 
-    ``banned`` ops may not run in the backward, beside those that the graph says are not recomputable.
+    ``banned`` ops are not recomputed, as if the graph said so; an EITHER op may still run in the backward alone.
     """
     found = _weighed(problem, weights, banned)
     return min(found, key=lambda f: (f[0], f[1].recompute_time), default=None)
