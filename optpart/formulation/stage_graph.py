@@ -87,6 +87,25 @@ class Stages:
         return last
 
 
+    @functools.cached_property
+    def dominated(self) -> frozenset[int]:
+        """Values u that need not be saved by the forward, because saving what is made of them is no worse.
+
+        The backward does not read u, one op o alone can read it again, and what o makes and the backward
+        may want takes no more bytes.  A plan that keeps u from the forward can keep o's outputs instead:
+        the forward has just made them, the memory is no higher at any step, and no run of o is needed.
+        """
+        graph, sizes = self.problem.graph, self.problem.sizes
+        needed = frozenset().union(*self.needs)
+        found: set[int] = set()
+        for u, readers in self.rerunners.items():
+            if len(readers) == 1 and u not in needed and graph.ops[readers[0]].region is Region.FORWARD:
+                made = [v for v in graph.ops[readers[0]].writes if v in self.last_use]
+                if all(graph.values[v].savable for v in made) and sum(sizes[v] for v in made) <= sizes[u]:
+                    found.add(u)
+        return frozenset(found)
+
+
 def is_forward_side(problem: Problem, v: int) -> bool:
     """Is the value computed by an op that may run in the forward?"""
     value = problem.graph.values[v]

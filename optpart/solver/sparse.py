@@ -50,6 +50,9 @@ class SparseModel:
     def at_least(self, terms: Iterable[Term], bound: float) -> None:
         self._row(terms, bound, INFINITY)
 
+    def equal(self, terms: Iterable[Term], value: float) -> None:
+        self._row(terms, value, value)
+
     def _row(self, terms: Iterable[Term], lower: float, upper: float) -> None:
         merged: dict[int, float] = {}
         for column, coefficient in terms:
