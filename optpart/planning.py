@@ -181,9 +181,13 @@ def _compare(captured: Capture, graph: GraphReport) -> tuple[PytorchAnswer, ...]
     """PyTorch's default partition, its min-cut, and its memory budget at the peak nearest to the plan's."""
     default = pytorch_answer(captured, graph.problem, "default")
     min_cut = pytorch_answer(captured, graph.problem, "min-cut")
+    peak = graph.liveness.peak_bytes
     budgets = [replace(min_cut, method="budget", budget=1.0)]
-    budgets += [pytorch_answer(captured, graph.problem, "budget", b) for b in PYTORCH_BUDGETS]
-    return default, min_cut, nearest(budgets, graph.liveness.peak_bytes)
+    for b in PYTORCH_BUDGETS:
+        if (budgets[-1].peak_bytes, budgets[-1].problem) == (peak, ""):
+            break  # nothing is nearer, and smaller budgets recompute more; a run takes seconds on large graphs
+        budgets.append(pytorch_answer(captured, graph.problem, "budget", b))
+    return default, min_cut, nearest(budgets, peak)
 
 
 def nearest(answers: Sequence[PytorchAnswer], peak: int) -> PytorchAnswer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -85,6 +86,32 @@ def test_nearest_peak() -> None:
     assert planning.nearest(answers, 50).budget == 0.4  # as near, and cheaper
     assert planning.nearest(answers[3:], 90).budget == 0.1
     assert planning.nearest(answers[4:], 90).budget == 0.0
+
+
+@pytest.mark.parametrize(
+    ("peaks", "chosen", "tried"),
+    [
+        ({}, 1.0, 0),  # min-cut's own peak is the plan's
+        ({None: 9000, 0.9: 8000}, 0.0, 11),  # the others' is, but 0.0 is reached last
+        ({None: 9000, 0.9: 8000, 0.8: 4000}, 0.8, 2),
+    ],
+)
+def test_budgets_are_tried_until_a_peak_is_met(
+    peaks: dict[float | None, int], chosen: float, tried: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+
+    def pytorch_answer(captured: Any, problem: Any, method: str, budget: float | None = None) -> PytorchAnswer:
+        seen.extend([] if budget is None else [budget])
+        peak = 4000 if not peaks or budget == 0.0 else peaks.get(budget, 7000)
+        return replace(answer(1.0, peak), method=method, budget=budget)
+
+    monkeypatch.setattr(planning, "pytorch_answer", pytorch_answer)
+    monkeypatch.setattr(planning, "simulate", lambda *_: replace(simulate(*_), peak_bytes=Bytes(4000)))
+    [graph] = optpart.plan(MLP.model, MLP.batch).graphs
+    assert [a.method for a in graph.pytorch] == ["default", "min-cut", "budget"]
+    assert graph.pytorch[-1].budget == chosen
+    assert seen == list(planning.PYTORCH_BUDGETS[:tried])
 
 
 # -------------------------------------------------------------------------------------------- failures
