@@ -50,7 +50,7 @@ def format_bytes(size: int) -> str:
 
 
 def format_time(time: float) -> str:
-    """A run time for a person, from microseconds: ``"3.20 us"``, ``"14.6 ms"``, ``"1.25 s"``."""
+    """A run time for a person, from microseconds: ``"3.20 us"``, ``"14.60 ms"``, ``"1.25 s"``."""
     if time < 1e3:
         return f"{time:.2f} us"
     return f"{time / 1e3:.2f} ms" if time < 1e6 else f"{time / 1e6:.2f} s"

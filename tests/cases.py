@@ -206,8 +206,8 @@ def chain() -> Problem:
          b1(., x) <── b2(., v1) <── b3(., v2) <── b4(., v3) <── b5(tangent, v4)
              └──> dx
 
-    With no more than two of v1 to v4 at a time, only v4 can be saved.  v1, v2 and v3 run again before b4, v1 and
-    v2 before b3, v1 before b2: 6 recomputes of 3 ops.
+    At b4 and at b3, x, tangent, out and two gradients take 40 bytes, so 96 bytes have room for one of the v, the
+    one that is read.  So v2 is computed between b4 and b3, from v1, and v1 again between b3 and b2.
     """
     b = Builder("chain").given(8, "x").given(8, "tangent", kind=ValueKind.TANGENT)
     b.op("f1", "x", FORWARD, {"v1": 32}).op("f2", "v1", FORWARD, {"v2": 32}).op("f3", "v2", FORWARD, {"v3": 32})
