@@ -177,7 +177,7 @@ def _parser() -> argparse.ArgumentParser:
     _model_arguments(command)
     _solver_arguments(command)
     command.add_argument("--json", action="store_true", help="one JSON object on standard output")
-    command.add_argument("--no-gradients", action="store_true", help="run nothing: no weights are made, gradients not checked")
+    command.add_argument("--no-gradients", action="store_true", help="run no step and make no weights")
     command.add_argument("--no-compare", action="store_true", help="leave PyTorch's partitions out")
     command.add_argument("--plan", metavar="FILE", help="write the plan as JSON")
     command.add_argument("--problem", metavar="FILE", help="write the problem as JSON")
@@ -207,16 +207,17 @@ def _model_arguments(command: argparse.ArgumentParser) -> None:
 
 def _solver_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--memory-budget", metavar="B", default="none", help="0.5 (a fraction), '300 MiB', bytes, auto")
-    command.add_argument("--cost-model", metavar="M", default="roofline", help="roofline, roofline:h100, bytes, flops, unit")
+    command.add_argument("--cost-model", metavar="M", default="roofline", help="roofline, roofline:h100, bytes, flops, unit, profiled")
     command.add_argument("--time-limit", metavar="S", type=float, default=30.0, help="seconds for the solver")
     command.add_argument("--seed", metavar="N", type=int, default=0)
     command.add_argument("--threads", metavar="N", type=int, default=None)
+    command.add_argument("--workspace", metavar="W", default="measured", help="of calls, under a budget: measured or none")
     command.add_argument("--on-failure", metavar="WHAT", default="min_cut", help="min_cut (fall back to PyTorch's) or raise")
 
 
 def _settings(args: argparse.Namespace) -> dict[str, Any]:
     """Keywords of Settings, checked before anything is loaded."""
-    names = ("cost_model", "time_limit", "seed", "threads", "on_failure")
+    names = ("cost_model", "time_limit", "seed", "threads", "workspace", "on_failure")
     try:
         given = {name: getattr(args, name) for name in names if hasattr(args, name)}
         given["memory_budget"] = parse_budget(getattr(args, "memory_budget", "none"))

@@ -1,4 +1,7 @@
-"""``plan``: look before you compile.  A model in, a report out; nothing is executed unless gradients are checked.
+"""``plan``: look before you compile.  A model in, a report out.
+
+The model runs only if gradients are checked.  Single calls run if their costs are measured: their times
+under ``cost_model="profiled"``, and their workspaces under a memory budget (see ``Settings.workspace``).
 
     model ──trace──> joint graphs ──capture, cost──> problems ──strategy──> results ──validate──> report
                                                         └── PyTorch's partitions of the same graphs ──┘
@@ -17,9 +20,8 @@ from torch import fx
 from optpart import torch_private as tp
 from optpart.capture import Capture, capture
 from optpart.cost.model import build_problem
-from optpart.graph import Graph
 from optpart.liveness import simulate
-from optpart.measuring import GradientCheck, check_gradients
+from optpart.measuring import check_gradients
 from optpart.partitioner import FallbackWarning, Modules, Partition, Partitioner, emit
 from optpart.plans import Plan, baseline
 from optpart.problem import Problem
@@ -72,12 +74,12 @@ def plan(
     if compare:
         graphs = [replace(g, pytorch=_compare(captured, g)) for captured, g in found]
     compared = time.perf_counter()
-    gradients = _check(model, example_args, graphs, settings) if check else None
+    checked = check_gradients(model, example_args, partitioner=_Planned(found, **settings)) if check else None
     return Report(
         model=name,
         graphs=tuple(graphs),
         settings=chosen,
-        gradients=gradients,
+        gradients=checked,
         seconds_compare=compared - planned,
         seconds_check=time.perf_counter() - compared,
     )
@@ -207,9 +209,9 @@ def nearest(answers: Sequence[PytorchAnswer], peak: int) -> PytorchAnswer:
 class _Planned(Partitioner):
     """Partitions by the plans that were reported, so that the check is of these, and nothing is solved twice."""
 
-    def __init__(self, graphs: Sequence[GraphReport], **settings: Any) -> None:
+    def __init__(self, found: Sequence[tuple[Capture, GraphReport]], **settings: Any) -> None:
         super().__init__(**settings)
-        self._graphs = graphs
+        self._found = found
 
     def __call__(self, gm: fx.GraphModule, joint_inputs: Any, **kwargs: Any) -> Modules:
         captured = capture(
@@ -217,18 +219,8 @@ class _Planned(Partitioner):
             num_fwd_outputs=kwargs["num_fwd_outputs"],
             static_lifetime_input_indices=kwargs.get("static_lifetime_input_indices"),
         )
-        for g in self._graphs:
-            if _same(captured.graph, g.problem.graph):
+        for known, g in self._found:
+            if replace(known.graph, name="") == captured.graph:
                 self.partitions.append(Partition(g.problem, g.result, g.fallback, g.seconds))
                 return emit(captured, g.problem, g.result, check=False)
         return super().__call__(gm, joint_inputs, **kwargs)  # a nested region
-
-
-def _same(a: Graph, b: Graph) -> bool:
-    return replace(a, name="") == replace(b, name="")
-
-
-def _check(
-    model: Callable[..., Any], args: Sequence[Any], graphs: Sequence[GraphReport], settings: dict[str, Any]
-) -> GradientCheck:
-    return check_gradients(model, args, partitioner=_Planned(graphs, **settings))

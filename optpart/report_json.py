@@ -48,6 +48,7 @@ def report_to_json(report: Report) -> dict[str, Any]:
         "cost_model": _common(g.problem.cost_model for g in report.graphs),
         "seed": settings.seed,
         "time_limit": settings.time_limit,
+        "workspace": settings.workspace,
         "versions": versions(),
         "graphs": [_graph_to_json(g) for g in report.graphs],
     }
