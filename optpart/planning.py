@@ -68,7 +68,9 @@ def plan(
     """
     chosen = Settings.of(settings)
     name = name or (type(model).__name__ if hasattr(model, "named_parameters") else getattr(model, "__name__", "model"))
-    found = [_plan_graph(joint, graph_name, chosen) for joint, graph_name in trace(model, example_args, name)]
+    found = []
+    for joint, graph_name in trace(model, example_args, name):
+        found.append(_plan_graph(joint, graph_name, chosen))
     graphs = [g for _, g in found]
     planned = time.perf_counter()
     if compare:
