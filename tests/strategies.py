@@ -13,12 +13,14 @@ from hypothesis import strategies as st
 
 from optpart.graph import Graph, Region
 from optpart.plans import Plan, just_in_time
-from optpart.problem import Problem
+from optpart.problem import MemoryRule, Problem
 from optpart.random_graphs import Mix, random_joint, random_layered
+from optpart.units import Bytes
 from optpart.validate import validate
 
 seeds = st.integers(0, 1 << 20)
 PLENTY = Mix()
+rules = st.builds(MemoryRule, st.sampled_from([Bytes(1), Bytes(16)]), st.booleans(), st.booleans(), st.booleans())
 
 
 def problems(least: int = 2, most: int = 12, mix: Mix = PLENTY) -> st.SearchStrategy[Problem]:
