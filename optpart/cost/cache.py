@@ -103,8 +103,9 @@ def rows_from_json(data: Mapping[str, Any]) -> list[Row]:
     Raises:
         ValueError: the data is in another format.
     """
-    if data.get("format") != FORMAT:
-        raise ValueError(f"no measurements of this package: format is {data.get('format')!r}, expected {FORMAT!r}")
+    found = data.get("format") if isinstance(data, Mapping) else None
+    if found != FORMAT:
+        raise ValueError(f"no measurements of this package: format is {found!r}, expected {FORMAT!r}")
     return [
         Row(row["kind"], row["environment"], signature_from_json(row["signature"]), row["value"])
         for row in data["measurements"]
