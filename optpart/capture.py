@@ -32,6 +32,8 @@ from optpart.capture_sides import (
     is_effect,
     overwritten_inputs,
     read_from_clones,
+    read_inputs_directly,
+    result_of,
     schema_alias,
     storage_bytes,
     storage_key,
@@ -83,6 +85,7 @@ def capture(
         redo_random: random ops may be recomputed from the generator's saved state.
     """
     module = tp.prepare_joint(joint)
+    read_inputs_directly(module)
     forward_outputs, backward_outputs = tp.split_outputs(module, num_fwd_outputs)
     written = overwritten_inputs(module)
     side = Sides(module, forward_outputs, written)
@@ -188,7 +191,8 @@ class _Builder:
         shared = {storage_key(t): v for i in node.all_input_nodes for t in tensors_in(i.meta.get("val")) for v in self._held(i, t)}
         alias = schema_alias(node)
         waits = tuple(dict.fromkeys(w for i in node.all_input_nodes for w in self.waits.get(i, ())))
-        fresh = [t for t in tensors if alias is None and storage_key(t) not in shared]
+        region = tp.is_higher_order(node)
+        fresh = [t for t in tensors if alias is None and (region or storage_key(t) not in shared)]
         effect = is_effect(node)
         reads_data = not tensors and bool(reads) and torch.Tag.data_dependent_output in getattr(node.target, "tags", ())
         if not fresh and not effect and not reads_data:
@@ -197,7 +201,7 @@ class _Builder:
             if waits:
                 self.waits[node] = waits
             return
-        self._op(node, reads, shared if alias is None else None, alias, waits, reads_data)
+        self._op(node, reads, alias, waits, reads_data)
 
     def _held(self, node: fx.Node, tensor: torch.Tensor) -> tuple[int, ...]:
         """The value of one tensor of an input node: by its place if the node is one tensor, else by key."""
@@ -211,7 +215,6 @@ class _Builder:
         self,
         node: fx.Node,
         reads: tuple[int, ...],
-        shared: dict[int, int] | None,
         alias: fx.Node | None,
         waits: tuple[int, ...],
         reads_data: bool,
@@ -222,23 +225,21 @@ class _Builder:
         savable, why = self._may_save(node, region, recomputable)
         writes: dict[int, int] = {}
 
-        def place(leaf: Any) -> Any:
+        def place(leaf: Any, result: Any) -> Any:
             if isinstance(leaf, (list, tuple)):
-                return [place(part) for part in leaf]
+                return [place(*both) for both in zip(leaf, result)]
             if not isinstance(leaf, torch.Tensor):
                 return None
-            key = storage_key(leaf)
-            if shared is None and alias is not None:
+            if alias is not None:
                 return next(iter(self.storages[alias]), None)
-            if shared and key in shared:
-                return shared[key]
+            key = storage_key(result)
             if key not in writes:
                 name = node.name if not writes else f"{node.name}.{len(writes)}"
                 writes[key] = self._value(name, storage_bytes(leaf), ValueKind.COMPUTED, o, savable, why)
                 self.keys[key] = writes[key]
             return writes[key]
 
-        leaves = place(node.meta.get("val"))
+        leaves = place(node.meta.get("val"), result_of(self.module, node))
         self.storages[node] = tuple(dict.fromkeys(v for v in tp.tree_leaves(leaves) if v is not None))
         if isinstance(leaves, list):
             self.leaves[node] = leaves

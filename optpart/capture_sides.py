@@ -84,6 +84,39 @@ def _find_aliased_argument(target: tp.OpOverload) -> int:
     return -1
 
 
+def result_of(module: fx.GraphModule, node: fx.Node) -> Any:
+    """The node's result as fake tensors that tell which parts of it share storage.
+
+    That is ``node.meta["val"]``, but for the call of a nested region: there ``val`` belongs to one call of the
+    region and stands at all of them, so the region's own graph is asked.
+    """
+    region = tp.region_body(module, node)
+    if region is None:
+        return node.meta.get("val")
+    return [n.meta.get("val") if isinstance(n, fx.Node) else n for n in region[0].output_node().args[0]]  # type: ignore[union-attr]
+
+
+def read_inputs_directly(module: fx.GraphModule) -> None:
+    """Lead the readers of what a nested region only hands through (for its backward) to the region's operand.
+
+    As a result of the region it could only be had by running or saving the region's call; as what it is, it
+    may be there anyway.
+    """
+    for node in module.graph.nodes:
+        region = tp.region_body(module, node)
+        if region is None:
+            continue
+        graph, operands = region
+        given = dict(zip(graph.find_nodes(op="placeholder"), operands))
+        results = graph.output_node().args[0]
+        for accessor in [u for u in node.users if tp.is_getitem(u)]:
+            operand = given.get(results[accessor.args[1]])  # type: ignore[index]  # a region returns a tuple
+            if isinstance(operand, fx.Node):
+                accessor.replace_all_uses_with(operand, delete_user_cb=lambda user: user.op != "output")
+                if not accessor.users:
+                    module.graph.erase_node(accessor)
+
+
 class Sides:
     """Which nodes have to run in the forward, and which in the backward (see the module's docstring)."""
 
@@ -138,6 +171,8 @@ def is_view_of(node: fx.Node, bases: set[fx.Node]) -> bool:
     """Does the node's result share storage with one of these nodes, which it reads?"""
     if schema_alias(node) in bases:
         return True
+    if tp.is_higher_order(node):  # may not return a view of an input, and its fake result is not to be trusted
+        return False
     keys = {storage_key(t) for i in node.all_input_nodes if i in bases for t in tensors_in(i.meta.get("val"))}
     return any(storage_key(t) in keys for t in tensors_in(node.meta.get("val")))
 

@@ -226,6 +226,13 @@ def is_higher_order(node: fx.Node) -> bool:
     return isinstance(node.target, torch._ops.HigherOrderOperator)
 
 
+def region_body(module: fx.GraphModule, node: fx.Node) -> tuple[fx.Graph, tuple[Any, ...]] | None:
+    """(graph, operands) of a call of a nested region (``nested_compile_region``); None for any other node."""
+    if node.target is not torch.ops.higher_order.invoke_subgraph:
+        return None
+    return getattr(module, str(node.args[0].target)).graph, node.args[2:]  # type: ignore[union-attr]  # (get_attr, name, *)
+
+
 def cheap_to_redo() -> Callable[[fx.Node], bool]:
     """PyTorch's own list of the ops whose recompute it takes for free."""
     is_recomputable: Callable[[fx.Node], bool] = partitioners.get_default_op_list().is_recomputable
