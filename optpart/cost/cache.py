@@ -2,7 +2,8 @@
 
     (kind, environment, digest of the signature)  ->  signature and value, both as JSON
 
-``kind`` is what was measured ("time", "workspace"), ``environment`` where (``machine.environment``).
+``kind`` is what was measured ("time 1", "memory 1": the number is the version of the value's form),
+``environment`` where (``machine.environment``).
 
 * A value does not change once it is written: of two processes that measured the same call, the first one
   wins, and both go on with its value.  So a plan can be cached by :meth:`Cache.identity`.

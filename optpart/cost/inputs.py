@@ -182,6 +182,7 @@ _BY_ROLE = {
     "true": "_assert_async.self",
 }
 ROLES = {argument: role for role, arguments in _BY_ROLE.items() for argument in arguments.split()}
+STATISTICS = frozenset(("mean", "rstd", "save_mean", "save_invstd"))
 POOLS = frozenset(("aten.max_pool2d_with_indices_backward", "aten.max_pool3d_with_indices_backward"))
 
 
@@ -250,13 +251,20 @@ class _Operands:
         span = 1 + sum((size - 1) * stride for size, stride in zip(spec.shape, spec.stride))
         span = 0 if 0 in spec.shape else span
         block = min(span, BLOCK)
-        values = self._values(name, spec, block, limit).to(getattr(torch, spec.dtype))
+        values = self._values(name, spec, block, limit).to(getattr(torch, self._dtype(name, spec)))
         if span > block:
             values = values.repeat(-(-span // block))
         return values.as_strided(spec.shape, spec.stride)
 
     def _role(self, name: str) -> str | None:
         return ROLES.get(f"{self.packet.rpartition('.')[2]}.{name}", ROLES.get(name))
+
+    def _dtype(self, name: str, spec: TensorSpec) -> str:
+        """Statistics on the CPU are in the weight's dtype, whatever the fake kernels say (seen in 2.13, mixed dtypes)."""
+        weight = self.bound.get("weight")
+        if name in STATISTICS and spec.device == "cpu" and isinstance(weight, TensorSpec):
+            return weight.dtype
+        return spec.dtype
 
     def _values(self, name: str, spec: TensorSpec, count: int, limit: int) -> torch.Tensor:
         """``count`` values of the argument's role, in a dtype that has random numbers."""

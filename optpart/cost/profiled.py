@@ -25,13 +25,13 @@ from optpart.cost.inputs import Unrunnable, device_of_call
 from optpart.cost.machine import environment, environments
 from optpart.cost.roofline import Roofline
 from optpart.cost.timing import Timing, measure_time
-from optpart.cost.workspace import MEMORY, Footprint, Found, footprints
+from optpart.cost.workspace import MEMORY, Footprint, Found, footprint_from_json, footprints
 from optpart.graph import Graph, Signature
-from optpart.units import Bytes, Microseconds
+from optpart.units import Microseconds
 
 logger = logging.getLogger(__name__)
 
-TIME = "time"
+TIME = "time 1"  # and the version of the value's form
 
 Progress = Callable[[int, int, str], None]  # how many calls are done, of how many, the next one's operator
 
@@ -102,7 +102,7 @@ class Profile:
 
     @functools.cached_property
     def footprints(self) -> Mapping[Signature, Footprint]:
-        return {row.signature: Footprint(*map(Bytes, row.value)) for row in self.rows if row.kind == MEMORY}
+        return {row.signature: footprint_from_json(row.value) for row in self.rows if row.kind == MEMORY}
 
     @property
     def environments(self) -> tuple[str, ...]:
@@ -146,7 +146,7 @@ def profile_graph(graph: Graph, progress: Progress | None = None, cache: Cache |
     if progress:
         progress(len(signatures), len(signatures), "")
     memory = [
-        Row(MEMORY, environment(device_of_call(signature)), signature, list(astuple(footprint)))
+        Row(MEMORY, environment(device_of_call(signature)), signature, footprint.to_json())
         for signature, footprint in footprints(signatures, model.cache, limit=math.inf).items()
         if isinstance(footprint, Footprint)
     ]

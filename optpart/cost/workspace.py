@@ -1,22 +1,22 @@
 r"""Memory of a call as the allocator sees it: what it needs while it runs, and what it leaves behind.
 
        highest ........ ______
-                  _____/      \__             workspace = highest - held: allocated and freed again in between
-       held ..... |              \______      held = level after the call: its outputs
+                  _____/      \__             workspace = highest - level after the call
+       after .... |              \______      level after the call: its outputs
               ____|
 
 The simulator counts outputs from the start of the call on, so outputs + workspace is its highest level
 exactly, also for a kernel that allocates its outputs late and its scratch early.
 
-``held`` is what the outputs really take.  It can be more than their shapes say: ``mse_loss`` on the CPU
-returns a scalar in the storage of the elementwise losses.
+What the outputs really take is noted too.  It can be more than the graph says: ``mse_loss`` on the CPU
+returns a scalar in the storage of the elementwise losses, and ``batch_norm`` of bfloat16 there returns its
+statistics in float32, where fake tensors say bfloat16.
 
 Measured in one call after one warm-up, so that what a library allocates once and keeps is left out:
 
 * on the CPU from the profiler's allocation events, all calls in one session of it.  It sees what goes
   through PyTorch's allocator; a library's own ``malloc`` is seen by nobody, a measured peak included;
-* on CUDA from the caching allocator's peak, which is reset.  Blocks are as large as it likes there, so
-  ``held`` is not known.
+* on CUDA from the caching allocator's peak, which is reset.
 
 No rule spares some calls the measuring: ``x * 2`` allocates 8 bytes for the number (and 4 more to convert
 it), a product of mixed dtypes a converted copy.
@@ -27,19 +27,20 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from optpart.cost.cache import Cache, default_cache
 from optpart.cost.devices import default_device
 from optpart.cost.inputs import Call, Unrunnable, device_of_call, make_call, real_calls
 from optpart.cost.machine import environment, environments
 from optpart.cost.roofline import Roofline
-from optpart.graph import Signature, Value
+from optpart.graph import Signature
 from optpart.problem import Problem
 from optpart.units import Bytes, format_time
 
 logger = logging.getLogger(__name__)
 
-MEMORY = "memory"
+MEMORY = "memory 1"  # and the version of the value's form
 LIMIT_SECONDS = 20.0
 # For the estimate of the whole: a call's own cost (making it, and the profiler's share), and how many of its runs
 # a measurement is worth (filling the inputs takes a few, warm-up and measuring one each; no machine reaches its roofline).
@@ -48,10 +49,18 @@ SECONDS_EACH, RUNS_EACH = 5e-3, 10
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """``workspace``: freed again before the call returns.  ``held``: what its outputs take, 0 if that is not known."""
+    """``workspace``: freed again before the call returns.  ``held``: the storages that it returns, in order."""
 
     workspace: Bytes
-    held: Bytes
+    held: tuple[Bytes, ...]
+
+    def to_json(self) -> list[Any]:
+        return [self.workspace, list(self.held)]
+
+
+def footprint_from_json(data: Sequence[Any]) -> Footprint:
+    """The inverse of :meth:`Footprint.to_json`."""
+    return Footprint(Bytes(data[0]), tuple(map(Bytes, data[1])))
 
 
 Found = dict[Signature, Footprint | str]  # a string is the reason why there is none
@@ -88,12 +97,14 @@ def _on_cpu(signatures: Sequence[Signature]) -> Found:
     if tp.profiler_running():
         return dict.fromkeys(signatures, "a profiler is running, and a second one would end it")
     found: Found = {}
+    held: dict[Signature, tuple[Bytes, ...]] = {}
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as prof:
         for i, signature in enumerate(signatures):
             try:
                 call = _warmed_up(signature)
                 with record_function(f"optpart {i}"):
                     out = call()
+                held[signature] = _held(call, out)
                 del out, call
             except Exception as error:  # a call with made-up inputs may fail in any way
                 found[signature] = _reason(signature, error)
@@ -104,7 +115,7 @@ def _on_cpu(signatures: Sequence[Signature]) -> Found:
             for nbytes in events[f"optpart {i}"]:
                 level += nbytes
                 highest = max(highest, level)
-            found[signature] = Footprint(Bytes(highest - max(level, 0)), Bytes(max(level, 0)))
+            found[signature] = Footprint(Bytes(highest - max(level, 0)), held[signature])
     return found
 
 
@@ -120,8 +131,7 @@ def _on_cuda(signature: Signature) -> Footprint | str:
         out = call()
         torch.cuda.synchronize(device)
         highest, level = torch.cuda.max_memory_allocated(device), torch.cuda.memory_allocated(device)
-        del out
-        return Footprint(Bytes(highest - max(level, before)), Bytes(0))
+        return Footprint(Bytes(highest - max(level, before)), _held(call, out))
     except Exception as error:
         return _reason(signature, error)
 
@@ -130,6 +140,20 @@ def _warmed_up(signature: Signature) -> Call:
     call = make_call(signature)
     call()
     return call
+
+
+def _held(call: Call, out: Any) -> tuple[Bytes, ...]:
+    """Bytes of the distinct storages of what a call returned, its arguments' left out."""
+    import torch
+
+    from optpart import torch_private as tp
+
+    def storages(tree: Any) -> dict[int, Bytes]:
+        found = (t.untyped_storage() for t in tp.tree_leaves(tree) if isinstance(t, torch.Tensor))
+        return {storage.data_ptr(): Bytes(storage.nbytes()) for storage in found}
+
+    given = storages((call.args, dict(call.kwargs)))
+    return tuple(nbytes for pointer, nbytes in storages(out).items() if pointer not in given)
 
 
 def _reason(signature: Signature, error: Exception) -> str:
@@ -153,15 +177,15 @@ def footprints(signatures: Iterable[Signature], cache: Cache | None = None, limi
         except RuntimeError as error:  # no such device
             found[signature] = str(error)
     for place, calls in where.items():
-        found |= {s: Footprint(*map(Bytes, value)) for s, value in cache.get(MEMORY, place, calls).items()}
+        found |= {s: footprint_from_json(value) for s, value in cache.get(MEMORY, place, calls).items()}
     missing = [s for calls in where.values() for s in calls if s not in found]
     expected = expected_seconds(missing)
     if expected > limit:
         return found | dict.fromkeys(missing, f"measuring would take about {format_time(expected * 1e6)}")
     new = measure(missing)
     for place, calls in where.items():
-        rows = {s: [f.workspace, f.held] for s in calls if isinstance(f := new.get(s), Footprint)}
-        new |= {s: Footprint(*map(Bytes, value)) for s, value in cache.put(MEMORY, place, rows).items()}
+        rows = {s: f.to_json() for s in calls if isinstance(f := new.get(s), Footprint)}
+        new |= {s: footprint_from_json(value) for s, value in cache.put(MEMORY, place, rows).items()}
     return found | new
 
 
@@ -181,13 +205,10 @@ def with_measured_memory(problem: Problem, lookup: Callable[[Iterable[Signature]
             continue
         state = 0 if op.rng_state is None else graph.values[op.rng_state].nbytes
         spaces[op.id] = Bytes(footprint.workspace + state)
-        if len(op.writes) == 1:
-            values[op.writes[0]] = _at_least(values[op.writes[0]], footprint.held)
+        if len(op.writes) == len(footprint.held):
+            for v, nbytes in zip(op.writes, footprint.held):
+                values[v] = replace(values[v], nbytes=Bytes(max(values[v].nbytes, nbytes)))
     return replace(problem, graph=replace(graph, values=tuple(values)), workspace=tuple(spaces))
-
-
-def _at_least(value: Value, nbytes: Bytes) -> Value:
-    return value if value.nbytes >= nbytes else replace(value, nbytes=nbytes)
 
 
 def memory_key() -> str:
