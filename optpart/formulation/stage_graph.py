@@ -175,32 +175,40 @@ class Blocks:
 
 # Longer than any block that we would want: what reaches further is taken for global while cuts are sought.
 LONG_REACH = 48
-# A block should not be shorter than this many ops where several storages cross.
-SHORT_BLOCK = 6
+# Blocks are at least this many ops long, and where several storages cross everywhere, about this many.
+SHORT_BLOCK, LONG_BLOCK = 4, 24
 
 
 def find_blocks(problem: Problem) -> Blocks:
     """Cut the forward side, in program order, where few storages cross.
 
-    A position is a cut if one storage crosses it, or if fewer cross it than any position close by.  Any
-    cuts are right (see ``formulation.stages``); narrow ones make small models with close bounds.
+    A position is a cut if one storage crosses it; what is longer than LONG_BLOCK then is cut once more,
+    where the fewest cross.  Only reads of forward ops count: a free op (Region.EITHER) goes with the op
+    that it stands behind.  Any cuts are right (see ``formulation.stages``); narrow ones make small models
+    with close bounds.
     """
     graph = problem.graph
     side = [op for op in graph.ops if op.region is not Region.BACKWARD]
     place = {op.id: i for i, op in enumerate(side)}
     reach: dict[int, tuple[int, int]] = {}
     for op in side:
-        for v in op.reads:
-            producer = graph.values[v].producer
-            if producer in place:
-                reach[v] = (place[producer], place[op.id])  # program order: the last reader stays
+        if op.region is Region.FORWARD or not graph.joint:
+            for v in op.reads:
+                producer = graph.values[v].producer
+                if producer in place:
+                    reach[v] = (place[producer], place[op.id])  # program order: the last reader stays
     crossing = _crossing(reach, len(side))
-    block, of = 0, {}
-    last_cut = NOTHING
+    free = [op.region is Region.EITHER and graph.joint for op in side]
+    block, of, last_cut = 0, {}, NOTHING
     for i, op in enumerate(side):
         of[op.id] = block
-        near = crossing[max(0, i - SHORT_BLOCK) : i + SHORT_BLOCK + 1]
-        if crossing[i] <= 1 or (crossing[i] == min(near) and i - last_cut >= SHORT_BLOCK):
+        if i + 1 < len(side) and free[i + 1]:
+            continue
+        long = i - last_cut
+        ahead = crossing[i : i + LONG_BLOCK - SHORT_BLOCK]
+        if (crossing[i] <= 1 and long >= SHORT_BLOCK) or (
+            long >= LONG_BLOCK - SHORT_BLOCK and min(ahead) > 1 and crossing[i] == min(ahead)
+        ):
             block, last_cut = block + 1, i
     far = {v for v, (a, b) in reach.items() if of[side[b].id] - of[side[a].id] > 1}
     return Blocks(of, frozenset(far), block + 1)

@@ -191,6 +191,9 @@ class _Builder:
             self.kept[v] = self.model.binary()
             if self.side == "below" and first > 0:
                 self.lost[v] = self.model.binary()
+        if v in self.stages.dominated and not self.inside and self.inside is not None:
+            self.carried[v] = {}  # rows of the stages' own ops aside, its reader can run at once instead
+            return
         begin = first if self.side == "below" and first > 0 else first + 1
         self.carried[v] = {t: self.model.binary() for t in range(begin, stop + 1)}
         if begin == first + 1 and savable and first <= stop:
