@@ -38,9 +38,13 @@ Progress = Callable[[int, int, str], None]  # how many calls are done, of how ma
 
 @dataclass(frozen=True)
 class Profiled:
-    """The cost model "profiled": the time of a call from the cache, measured now if it is not there."""
+    """The cost model "profiled": the time of a call from the cache, measured now if it is not there.
+
+    ``custom``: custom operators are run too.
+    """
 
     cache: Cache = field(default_factory=default_cache)
+    custom: bool = False
     known: dict[Signature, Timing] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -66,7 +70,7 @@ class Profiled:
         where = environment(device)
         if not (found := self.cache.get(TIME, where, (signature,))):
             try:
-                timing = measure_time(signature)
+                timing = measure_time(signature, custom=self.custom)
             except Unrunnable as error:
                 logger.warning("priced by roofline: %s", error)
                 estimate = Roofline(default_device(device.partition(":")[0])).runtime(signature)
@@ -123,7 +127,7 @@ def profile_from_json(data: Mapping[str, Any]) -> Profile:
 
 
 def profile_graph(graph: Graph, progress: Progress | None = None, cache: Cache | None = None) -> Profile:
-    """Measure time and memory of each distinct call of a graph, as far as the cache does not have them.
+    """Measure time and memory of each distinct call of a graph, custom operators included, unless the cache has them.
 
     Args:
         graph: its calls run on the devices that they name.
@@ -133,7 +137,7 @@ def profile_graph(graph: Graph, progress: Progress | None = None, cache: Cache |
     Raises:
         RuntimeError: a device is not at hand.
     """
-    model = Profiled(cache or default_cache())
+    model = Profiled(cache or default_cache(), custom=True)
     signatures = list(dict.fromkeys(op.signature for op in graph.ops))
     known = len(model.cache.rows())
     timings = []
@@ -147,7 +151,7 @@ def profile_graph(graph: Graph, progress: Progress | None = None, cache: Cache |
         progress(len(signatures), len(signatures), "")
     memory = [
         Row(MEMORY, environment(device_of_call(signature)), signature, footprint.to_json())
-        for signature, footprint in footprints(signatures, model.cache, limit=math.inf).items()
+        for signature, footprint in footprints(signatures, model.cache, math.inf, custom=True).items()
         if isinstance(footprint, Footprint)
     ]
     if len(model.cache.rows()) > known:

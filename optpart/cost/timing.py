@@ -48,8 +48,8 @@ class Timing:
     reason: str = ""
 
 
-def measure_time(signature: Signature) -> Timing:
-    """Time one call now.
+def measure_time(signature: Signature, *, custom: bool = False) -> Timing:
+    """Time one call now; a custom operator's only if ``custom`` says so.
 
     Raises:
         Unrunnable: the call cannot be run here; the message says why.
@@ -58,19 +58,19 @@ def measure_time(signature: Signature) -> Timing:
     run = _seconds_on_cuda if device.startswith("cuda") else _seconds_on_cpu
     with real_calls((device,)):
         try:
-            call = make_call(signature)
+            call = make_call(signature, custom=custom)
             for _ in range(WARM_UP):
                 call()
-            return repeat(run(again) for again in _fresh(call, signature))
+            return repeat(run(again) for again in _fresh(call, signature, custom))
         except Unrunnable:
             raise
         except Exception as error:  # a call with made-up inputs may fail in any way
             raise Unrunnable(f"{signature.target} failed on made-up inputs: {error!r}") from error
 
 
-def _fresh(call: Call, signature: Signature) -> Iterator[Call]:
+def _fresh(call: Call, signature: Signature, custom: bool) -> Iterator[Call]:
     while True:
-        yield make_call(signature) if call.mutates else call
+        yield make_call(signature, custom=custom) if call.mutates else call
 
 
 def repeat(seconds: Iterator[float]) -> Timing:

@@ -66,28 +66,29 @@ def footprint_from_json(data: Sequence[Any]) -> Footprint:
 Found = dict[Signature, Footprint | str]  # a string is the reason why there is none
 
 
-def workspace(signature: Signature) -> Bytes:
-    """The workspace of one call, measured now.
+def workspace(signature: Signature, *, custom: bool = False) -> Bytes:
+    """The workspace of one call, measured now; a custom operator's only if ``custom`` says so.
 
     Raises:
         Unrunnable: the call cannot be run here; the message says why.
     """
-    found = measure((signature,))[signature]
+    found = measure((signature,), custom=custom)[signature]
     if isinstance(found, str):
         raise Unrunnable(found)
     return found.workspace
 
 
-def measure(signatures: Iterable[Signature]) -> Found:
-    """The footprint of each call, measured now, or the reason why there is none."""
+def measure(signatures: Iterable[Signature], *, custom: bool = False) -> Found:
+    """The footprint of each call, measured now, or the reason why there is none; ``custom`` as above."""
     distinct = list(dict.fromkeys(signatures))
     devices = {s: device_of_call(s) for s in distinct}
     on_cuda = {s for s in distinct if devices[s].startswith("cuda")}
     with real_calls(devices.values()):
-        return {s: _on_cuda(s) for s in distinct if s in on_cuda} | _on_cpu([s for s in distinct if s not in on_cuda])
+        found = {s: _on_cuda(s, custom) for s in distinct if s in on_cuda}
+        return found | _on_cpu([s for s in distinct if s not in on_cuda], custom)
 
 
-def _on_cpu(signatures: Sequence[Signature]) -> Found:
+def _on_cpu(signatures: Sequence[Signature], custom: bool) -> Found:
     from torch.profiler import ProfilerActivity, profile, record_function
 
     from optpart import torch_private as tp
@@ -101,7 +102,7 @@ def _on_cpu(signatures: Sequence[Signature]) -> Found:
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as prof:
         for i, signature in enumerate(signatures):
             try:
-                call = _warmed_up(signature)
+                call = _warmed_up(signature, custom)
                 with record_function(f"optpart {i}"):
                     out = call()
                 held[signature] = _held(call, out)
@@ -119,11 +120,11 @@ def _on_cpu(signatures: Sequence[Signature]) -> Found:
     return found
 
 
-def _on_cuda(signature: Signature) -> Footprint | str:
+def _on_cuda(signature: Signature, custom: bool) -> Footprint | str:
     import torch
 
     try:
-        call = _warmed_up(signature)
+        call = _warmed_up(signature, custom)
         device = device_of_call(signature)
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
@@ -136,8 +137,8 @@ def _on_cuda(signature: Signature) -> Footprint | str:
         return _reason(signature, error)
 
 
-def _warmed_up(signature: Signature) -> Call:
-    call = make_call(signature)
+def _warmed_up(signature: Signature, custom: bool) -> Call:
+    call = make_call(signature, custom=custom)
     call()
     return call
 
@@ -163,7 +164,13 @@ def _reason(signature: Signature, error: Exception) -> str:
 # ------------------------------------------------------------------------------------- a whole graph
 
 
-def footprints(signatures: Iterable[Signature], cache: Cache | None = None, limit: float = LIMIT_SECONDS) -> Found:
+def footprints(
+    signatures: Iterable[Signature],
+    cache: Cache | None = None,
+    limit: float = LIMIT_SECONDS,
+    *,
+    custom: bool = False,
+) -> Found:
     """The footprint of each call, from the cache where it is known, measured where it is not.
 
     If measuring what the cache lacks is expected to take more than ``limit`` seconds, none of it is measured.
@@ -182,7 +189,7 @@ def footprints(signatures: Iterable[Signature], cache: Cache | None = None, limi
     expected = expected_seconds(missing)
     if expected > limit:
         return found | dict.fromkeys(missing, f"measuring would take about {format_time(expected * 1e6)}")
-    new = measure(missing)
+    new = measure(missing, custom=custom)
     for place, calls in where.items():
         rows = {s: f.to_json() for s in calls if isinstance(f := new.get(s), Footprint)}
         new |= {s: footprint_from_json(value) for s, value in cache.put(MEMORY, place, rows).items()}
