@@ -14,18 +14,18 @@ from hypothesis import strategies as st
 from optpart.graph import Graph, Region
 from optpart.plans import Plan, just_in_time
 from optpart.problem import MemoryRule, Problem
-from optpart.random_graphs import Mix, random_joint, random_layered
+from optpart.random_graphs import PLAIN, Mix, random_joint, random_layered
 from optpart.units import Bytes
 from optpart.validate import validate
 
 seeds = st.integers(0, 1 << 20)
-PLENTY = Mix()
+CROWDED = Mix(0.5, 0.3, 0.3, 0.3, 0.5, 0.5, 0.1, 0.1, 0.3, 0.3, 0.5)
 rules = st.builds(MemoryRule, st.sampled_from([Bytes(1), Bytes(16)]), st.booleans(), st.booleans(), st.booleans())
 
 
-def problems(least: int = 2, most: int = 12, mix: Mix = PLENTY) -> st.SearchStrategy[Problem]:
-    """Random joint problems of ``least`` to ``most`` ops."""
-    return st.builds(random_joint, seeds, st.integers(least, most), st.just(mix))
+def problems(least: int = 2, most: int = 12) -> st.SearchStrategy[Problem]:
+    """Random joint problems of ``least`` to ``most`` ops: plain ones, usual ones, and crowded with oddities."""
+    return st.builds(random_joint, seeds, st.integers(least, most), st.sampled_from([PLAIN, Mix(), CROWDED]))
 
 
 def bare_problems(least: int = 3, most: int = 12) -> st.SearchStrategy[Problem]:

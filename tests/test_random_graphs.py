@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import random
 from collections import Counter
 
 import pytest
@@ -15,7 +16,7 @@ from optpart.graph import Region, ValueKind
 from optpart.liveness import simulate
 from optpart.plans import baseline, just_in_time
 from optpart.problem import Problem, problem_to_json
-from optpart.random_graphs import PLAIN, random_joint, random_layered
+from optpart.random_graphs import PLAIN, _neighbours, random_joint, random_layered
 from optpart.validate import validate
 
 
@@ -91,6 +92,20 @@ def test_layered_graphs_have_one_source_one_sink_and_published_costs(problem: Pr
     assert [problem.runtime[o] for o in ends] == [0, 0]
     assert all(1 <= t <= 998 and t.is_integer() for t in problem.runtime[1:-1])
     assert all(size > 0 and size % 10 == 0 for size in problem.sizes)
+
+
+@given(seeds, st.integers(1, 30), st.integers(1, 30))
+def test_neighbouring_layers(seed: int, a: int, b: int) -> None:
+    """As many edges as the recipe says, nobody left out, and windows of the smaller layer that move along."""
+    edges = _neighbours(random.Random(seed), range(a), range(a, a + b))
+    assert len(set(edges)) == len(edges) == round(0.2 * a * b + 0.8 * max(a, b))
+    assert {v for e in edges for v in e} == set(range(a + b))
+    larger, smaller = (0, 1) if a > b else (1, 0)
+    windows = [sorted(e[smaller] for e in edges if e[larger] == v) for v in (range(a) if a > b else range(a, a + b))]
+    assert all(w == list(range(w[0], w[-1] + 1)) for w in windows)
+    assert max(map(len, windows)) - min(map(len, windows)) <= 1
+    middles = [w[0] + w[-1] for w in windows]
+    assert all(x <= y + 2 for x, y in itertools.pairwise(middles))
 
 
 @pytest.mark.parametrize("seed", range(5))
