@@ -2,33 +2,60 @@
 
 * No budget: the minimum cut of saved bytes (``formulation.cut``), where only cheap ops are redone, and
   no chain of cheap ops whose time is out of proportion to the bytes that it frees.
-* A budget on the peak: the limit on saved bytes is searched until the simulated peak fits.
+* A budget on the peak: least recompute time with exact memory rows (``formulation.stages``).  Windows
+  from above give the plan, windows from below the bound; rows of single recomputes are added where the
+  exact simulation finds a step over the limit.  Every plan is measured by ``liveness.simulate`` before it
+  counts, so a plan that is returned fits.
+* A fraction: of the range from the smallest peak that is found to the peak with nothing recomputed.
 """
 
 from __future__ import annotations
 
+import logging
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 
-from optpart.formulation.cut import min_saved_bytes
+from optpart.formulation.bounds import smallest_peak_bound
+from optpart.formulation.cut import hull, min_saved_bytes
+from optpart.formulation.network import NoPlan
+from optpart.formulation.stage_graph import Blocks, Stages, build_stages, find_blocks
+from optpart.formulation.stages import PLAN_CLASS, Side, stage_model
+from optpart.liveness import Liveness, simulate
+from optpart.plans import Plan, baseline
 from optpart.problem import Problem
 from optpart.settings import Budget
-from optpart.solver.base import Limits, Result, Status, conclude
+from optpart.solver.base import InfeasibleBudget, Limits, Result, Status, conclude
+from optpart.units import format_bytes
 
-# A chain of cheap ops that hangs off inputs may take this many times as long as moving the bytes that it
-# would free, once out and once in.  A pointwise op takes about one such time, so this lets any chain
-# that PyTorch itself would redo (it stops after 100 ops, "too long fusible chain") stay.
-LONGEST_CHAIN = 100
+logger = logging.getLogger(__name__)
 
-
-PLAN_CLASS = "least saved bytes, only cheap ops redone, each at most once"
+CUT_CLASS = "least saved bytes, only cheap ops redone, each at most once"
+# Seconds that looking for the smallest peak may take at most; a share of the time limit, but not more.
+SMALLEST_PEAK_SECONDS = 20.0
+SMALLEST_PEAK_NODES = 300  # branch-and-bound nodes of one search for the smallest peak: its work limit
+GAP = 2e-3  # a plan this close to the bound of its own windows is not improved further
+ROUNDS = 4  # how often rows for single recomputes are added before windows are widened
 
 
 def solve(problem: Problem, budget: Budget, limits: Limits) -> Result:
     """The plan for a request, with its proof.
 
     Raises:
-        InfeasibleBudget: the budget is below the smallest peak that was found.
+        InfeasibleBudget: no plan was found that fits; names the smallest peak that was.
     """
+    if budget is None or not problem.graph.joint:
+        return least_saved_bytes(problem)
+    search = PeakSearch(problem, limits)
+    if isinstance(budget, float):
+        return search.at_fraction(budget)
+    if isinstance(budget, str):
+        raise ValueError(f"memory_budget={budget!r} has to be resolved to bytes before a torch-free solve")
+    return search.within(int(budget))
+
+
+def least_saved_bytes(problem: Problem) -> Result:
+    """The default without a budget; proven: a minimum cut."""
     start = time.perf_counter()
     cut = min_saved_bytes(problem)
     return conclude(
@@ -38,8 +65,195 @@ def solve(problem: Problem, budget: Budget, limits: Limits) -> Result:
         unit=1.0,
         objective=float(cut.recompute_time),
         objective_bound=float(cut.recompute_time),
-        plan_class=PLAN_CLASS,
+        plan_class=CUT_CLASS,
         formulation="cut",
         solver="max-flow",
         seconds=time.perf_counter() - start,
     )
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A plan and what it costs, by exact simulation."""
+
+    plan: Plan
+    live: Liveness
+    origin: str
+
+
+@dataclass
+class PeakSearch:
+    """One search under a limit on the peak.  ``found`` are all plans met so far, good or bad."""
+
+    problem: Problem
+    limits: Limits
+    found: list[Candidate] = field(default_factory=list)
+    deterministic: bool = True
+    notes: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.start = time.perf_counter()
+        self.stages: Stages = build_stages(self.problem)
+        self.blocks: Blocks = find_blocks(self.problem)
+        self.nothing = self.add(baseline(self.problem.graph), "nothing recomputed")
+        try:
+            for point in hull(self.problem, inputs_free=True):
+                self.add(point.plan, "parametric cut")
+        except NoPlan:
+            logger.debug("no plan keeps each op to one copy")
+
+    # --------------------------------------------------------------------------------------- helpers
+
+    def add(self, plan: Plan, origin: str) -> Candidate:
+        candidate = Candidate(plan, simulate(self.problem, plan), origin)
+        self.found.append(candidate)
+        return candidate
+
+    def best(self, limit: int) -> Candidate | None:
+        """The plan of least overhead that fits; of equal ones the one of lowest peak, then the first."""
+        fits = [c for c in self.found if c.live.peak_bytes <= limit]
+        return min(fits, key=lambda c: (c.live.overhead, c.live.peak_bytes), default=None)
+
+    @property
+    def smallest(self) -> int:
+        return min(c.live.peak_bytes for c in self.found)
+
+    def seconds_left(self) -> float:
+        return self.limits.time_limit - (time.perf_counter() - self.start)
+
+    def _solve(
+        self, limit: int | None, side: Side, width: int | None, inside: frozenset[int], seconds: float, work: int | None = None
+    ) -> tuple[Status, Candidate | None, float | None]:
+        """One model: its status, its plan (from above), and its dual bound in percent of the step."""
+        model = stage_model(self.stages, limit, side=side, width=width, blocks=self.blocks, inside=inside)
+        limits = replace(self.limits, time_limit=max(0.1, seconds), work=work)
+        title = f"{side}, windows {width}, {sum(model.model.integral)} binaries, {len(model.model.rows)} rows"
+        outcome, values = model.model.minimize("highs", limits, relative_gap=GAP if side == "above" else 1e-4, title=title)
+        self.deterministic &= outcome.deterministic
+        candidate = self.add(model.plan(values), title) if values and side == "above" else None
+        return outcome.status, candidate, outcome.bound
+
+    def _over(self, candidate: Candidate, limit: int) -> frozenset[int]:
+        """Stages at which a plan, as it really runs, is over the limit."""
+        stage_of = {o: t for t, o in enumerate(self.stages.ops)}
+        steps = candidate.plan.sequence
+        over, t = set(), len(self.stages.ops)
+        for j in range(len(steps) - 1, len(candidate.plan.forward) - 1, -1):
+            t = stage_of.get(steps[j], t)
+            if candidate.live.timeline[j] > limit and t < self.stages.count:
+                over.add(t)
+        return frozenset(over)
+
+    def _from_above(self, limit: int, width: int | None, seconds: float) -> Status:
+        """Plans of one window width; rows for single recomputes are added where the plan is over."""
+        inside: frozenset[int] = frozenset()
+        stop = time.perf_counter() + seconds
+        status = Status.NO_PLAN
+        for _ in range(ROUNDS):
+            status, candidate, _bound = self._solve(limit, "above", width, inside, stop - time.perf_counter())
+            if candidate is None or candidate.live.peak_bytes <= limit or time.perf_counter() > stop:
+                return status
+            over = self._over(candidate, limit)
+            if over <= inside:  # over in the forward, or by a rounding of the solver's: nothing to add
+                return status
+            inside |= over
+        return status
+
+    # --------------------------------------------------------------------------------------- answers
+
+    def within(self, limit: int) -> Result:
+        """Least recompute with a peak of at most ``limit`` bytes."""
+        least = smallest_peak_bound(self.problem)
+        if limit < least:
+            self.find_smallest(min(5.0, self.limits.time_limit))
+            raise InfeasibleBudget(limit, self.smallest)
+        if self.nothing.live.peak_bytes <= limit:
+            return self._conclude(limit, self.nothing, 0.0)
+        bound = self._improve(limit)
+        best = self.best(limit)
+        if best is None:
+            self.find_smallest(min(SMALLEST_PEAK_SECONDS, self.limits.time_limit))
+            best = self.best(limit)
+        if best is None:
+            raise InfeasibleBudget(limit, self.smallest)
+        return self._conclude(limit, best, bound)
+
+    def _improve(self, limit: int) -> float | None:
+        """Look for plans and for the bound; the bound is in percent of the step."""
+        total = self.seconds_left()
+        for width in self._widths():
+            status = self._from_above(limit, width, 0.5 * self.seconds_left())
+            best = self.best(limit)
+            if best is not None and best.live.overhead == 0.0:
+                return 0.0
+            if status.has_plan and best is not None:
+                break
+        status, _none, bound = self._solve(limit, "below", 1, frozenset(), max(0.2 * total, self.seconds_left()))
+        if status is Status.INFEASIBLE:
+            self.notes.append("proven: no plan of the class fits")
+        best = self.best(limit)
+        wide = best is None or (bound is not None and 100 * best.live.overhead - bound > 0.2)
+        if status is not Status.INFEASIBLE and wide and self.seconds_left() > 0.1 * total:
+            self._from_above(limit, 3, self.seconds_left())
+        return bound
+
+    def _widths(self) -> Iterator[int]:
+        """Narrow windows first where the model would be large: some plan is there early."""
+        if len(self.stages.values) * self.stages.count > 40_000:
+            yield 0
+        yield 1
+        yield 3
+
+    def find_smallest(self, seconds: float) -> None:
+        """Plans of a peak as small as the search gets in a fixed amount of work."""
+        stop = time.perf_counter() + seconds
+        for width in (0, 1, 3):
+            inside: frozenset[int] = frozenset()
+            for _ in range(2):
+                left = stop - time.perf_counter()
+                if left <= 0:
+                    self.deterministic = False
+                    return
+                _status, candidate, bound = self._solve(None, "above", width, inside, left, SMALLEST_PEAK_NODES)
+                if candidate is None or bound is None:
+                    break
+                peak = int(bound * smallest_peak_bound(self.problem))
+                if candidate.live.peak_bytes <= peak * (1 + GAP):
+                    break
+                inside |= self._over(candidate, peak)
+            if self.smallest <= smallest_peak_bound(self.problem) * (1 + GAP):
+                return
+
+    def at_fraction(self, fraction: float) -> Result:
+        """Budget = low + fraction (high - low); low's own plan is kept, so that 0.0 is never infeasible."""
+        high = self.nothing.live.peak_bytes
+        if fraction == 1.0:
+            return self._conclude(high, self.nothing, 0.0)
+        self.find_smallest(min(SMALLEST_PEAK_SECONDS, 0.5 * self.limits.time_limit))
+        low = self.smallest
+        limit = low + int(fraction * (high - low))
+        self.notes.append(
+            f"memory_budget={fraction} of the range from {format_bytes(low)} to {format_bytes(high)}: {format_bytes(limit)}"
+        )
+        return self.within(limit)
+
+    def _conclude(self, limit: int, best: Candidate, bound: float | None) -> Result:
+        total = self.problem.total_time
+        proven = 0.0 if bound is None else max(0.0, bound / 100.0 * (1 - 1e-6))
+        overhead = best.live.overhead
+        optimal = overhead == 0.0 or overhead <= proven * (1 + 1e-4) + 1e-9
+        return conclude(
+            self.problem,
+            Status.OPTIMAL if optimal else Status.FEASIBLE,
+            best.plan,
+            unit=total or 1.0,
+            objective=overhead,
+            objective_bound=min(proven, overhead),
+            plan_class=PLAN_CLASS,
+            formulation="stages",
+            solver=f"highs ({best.origin})",
+            seconds=time.perf_counter() - self.start,
+            deterministic=self.deterministic,
+            notes=self.notes,
+            budget_bytes=limit,
+        )

@@ -55,12 +55,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from optpart.formulation.bounds import smallest_peak_bound
 from optpart.formulation.stage_graph import NOTHING, Blocks, Stages, find_blocks
 from optpart.graph import Op, Region
 from optpart.liveness import resident_bytes
 from optpart.plans import Plan
 from optpart.problem import Problem
-from optpart.solver.sparse import SparseModel, Term
+from optpart.solver.sparse import INFINITY, SparseModel, Term
 
 Side = Literal["above", "below"]
 PLAN_CLASS = "stages: backward order given, recompute in the backward only, each op at most once between two backward ops"
@@ -108,7 +109,7 @@ def _sequence(stages: Stages, runs: list[set[int]], carried: list[set[int]]) -> 
 
 def stage_model(
     stages: Stages,
-    limit: int,
+    limit: int | None,
     *,
     side: Side = "above",
     width: int | None = 1,
@@ -121,13 +122,20 @@ def stage_model(
         side: "above" for plans, "below" for a bound; the same thing where ``width`` is None.
         width: how many blocks a window reaches below the stage's; None: no windows, the whole class.
         inside: the stages that get their "op k runs" rows; None: all.
+        limit: bytes; None: the peak itself is minimised, and recompute is free.
     """
     return _Builder(stages, limit, side, width, blocks or find_blocks(stages.problem), inside).build()
 
 
 class _Builder:
     def __init__(
-        self, stages: Stages, limit: int, side: Side, width: int | None, blocks: Blocks, inside: frozenset[int] | None
+        self,
+        stages: Stages,
+        limit: int | None,
+        side: Side,
+        width: int | None,
+        blocks: Blocks,
+        inside: frozenset[int] | None,
     ) -> None:
         self.stages, self.side, self.inside = stages, side, inside
         self.problem: Problem = stages.problem
@@ -137,9 +145,10 @@ class _Builder:
         self.last = stages.last_use
         self.made_by = {v: self.graph.ops[p] for v in stages.values if (p := self.graph.values[v].producer) is not None}
         self.first = self._opening(width, blocks)
-        scale = self.problem.total_time or 1.0
-        self.cost = [100.0 * time / scale for time in self.problem.runtime]  # percent of the step
-        self.unit = float(max(limit, 1))  # memory rows are divided by the limit
+        percent = 0.0 if limit is None else 100.0 / (self.problem.total_time or 1.0)
+        self.cost = [percent * time for time in self.problem.runtime]  # in percent of the step
+        self.unit = float(max(smallest_peak_bound(self.problem) if limit is None else limit, 1))
+        self.peak = self.model.column(1.0, 1.0, INFINITY) if limit is None else None  # in units of the bound
         self.kept: dict[int, int] = {}
         self.lost: dict[int, int] = {}
         self.redone: dict[int, int] = {}
@@ -287,7 +296,10 @@ class _Builder:
         """fixed bytes + terms (in units of the limit) <= limit, unless that holds anyway."""
         terms = list(terms)
         if fixed / self.unit + sum(a * self.model.upper[c] for c, a in terms if a > 0) > 1.0:
-            self.model.at_most(terms, 1.0 - fixed / self.unit)
+            if self.peak is None:
+                self.model.at_most(terms, 1.0 - fixed / self.unit)
+            else:
+                self.model.at_most([*terms, (self.peak, -1.0)], -fixed / self.unit)
 
     def _bytes(self, terms: Iterable[Term], v: int) -> list[Term]:
         """Terms that say whether v is there, as memory in units of the limit."""

@@ -119,6 +119,7 @@ class ProgressLog:
 class Result:
     """What a solver found and proved.
 
+    ``budget_bytes``: the limit on the peak that was solved for, None if there was none.
     ``overhead``: time of the plan's recomputes as a fraction of forward + backward with every op once.
     ``bound``: no plan of ``plan_class`` has a lower overhead.  ``deterministic`` is False when a wall
     clock stopped the search.  The plan is None exactly when the status has none, and then so are
@@ -138,6 +139,7 @@ class Result:
     deterministic: bool = True
     progress: tuple[Progress, ...] = field(default=(), repr=False)
     notes: tuple[str, ...] = ()
+    budget_bytes: int | None = None
 
     def __post_init__(self) -> None:
         if (self.plan is None) == self.status.has_plan:
@@ -179,6 +181,7 @@ def conclude(
     deterministic: bool = True,
     progress: Iterable[Progress] = (),
     notes: Iterable[str] = (),
+    budget_bytes: int | None = None,
 ) -> Result:
     """A Result whose fractions follow from the plan and from the objective's ``unit`` (in the unit of run times).
 
@@ -209,6 +212,7 @@ def conclude(
         deterministic=deterministic,
         progress=tuple(progress),
         notes=tuple(notes),
+        budget_bytes=budget_bytes,
     )
 
 
@@ -229,6 +233,7 @@ def result_to_json(result: Result) -> dict[str, Any]:
         "seconds": result.seconds,
         "deterministic": result.deterministic,
         "notes": list(result.notes),
+        "budget_bytes": result.budget_bytes,
         "progress": [
             {
                 "seconds": p.seconds,
