@@ -132,7 +132,7 @@ class _Builder:
         self.leaves: dict[fx.Node, Any] = {}  # nested result of an op, with a value id at each tensor
         self.keys: dict[int, int] = {}  # storage of a fake tensor -> value
         self.specs: dict[fx.Node, TensorSpec] = {}
-        self.waits: dict[fx.Node, tuple[int, ...]] = {}  # a size that data decides -> the ops it waits for
+        self.waits: dict[fx.Node, tuple[int, ...]] = {}  # a size, or a number from a tensor -> the ops it waits for
         self.touched: set[int] = set()  # values that an overwritten input's storage is
         self.last_random: dict[Region, int] = {}
         self.last_effect: int | None = None
@@ -198,6 +198,8 @@ class _Builder:
         if not fresh and not effect and not reads_data:
             found = self.storages[alias] if alias is not None else [shared[storage_key(t)] for t in tensors]
             self.storages[node] = tuple(dict.fromkeys(found))
+            if not tensors:  # a size is known once the tensor is there, also to those that do not read the tensor
+                waits = tuple(dict.fromkeys((*waits, *(p for v in reads if (p := self.values[v].producer) is not None))))
             if waits:
                 self.waits[node] = waits
             return

@@ -132,7 +132,7 @@ class Sides:
         for node in module.graph.nodes:
             if node.op == "output":
                 continue
-            effect = is_effect(node)
+            effect = is_effect(node) or "unbacked_bindings" in node.meta  # a size that data decides: known on one side
             late = tp.is_tangent(node) or tp.is_backward_input(node) or tp.must_be_in_backward(node)
             traced_late = tp.tagged_backward(node) or (began and not tp.tagged(node))
             reads_moving = any(i in moving for i in node.all_input_nodes)

@@ -24,7 +24,7 @@ from torch import fx
 
 from optpart import torch_private as tp
 from optpart.capture import Capture
-from optpart.graph import Region, ValueKind
+from optpart.graph import ValueKind
 from optpart.plans import Plan
 
 OP_META = "optpart_op"  # node.meta key of an emitted op: its id in the Graph
@@ -45,9 +45,10 @@ def rewrite(capture: Capture, plan: Plan) -> tuple[fx.GraphModule, fx.GraphModul
     _refuse_unsafe(capture, plan, saved)
     states = [graph.values[v].producer for v in sorted(saved) if _is_state(capture, v)]
     kept: list[fx.Node] = []
-    forward, backward, sizes = _extract(capture, saved, kept)
-    if kept := _missing(capture, plan, saved, backward):
-        forward, backward, sizes = _extract(capture, saved, kept)
+    known = _sizes(capture, plan)
+    forward, backward, sizes = _extract(capture, saved, known, kept)
+    if kept := _missing(capture, plan, saved, known, backward):
+        forward, backward, sizes = _extract(capture, saved, known, kept)
     random = [o for o in states if o is not None]
     forward = _Emitter(capture, forward, random, replay=False).run(plan.forward, sizes_at_end=sizes)
     backward = _Emitter(capture, backward, random, replay=True).run(plan.backward, extra_outputs=len(kept))
@@ -114,27 +115,31 @@ def _saved_nodes(capture: Capture, saved: set[int]) -> list[fx.Node]:
     return nodes
 
 
-def _extract(capture: Capture, saved: set[int], kept: list[fx.Node]) -> tuple[fx.GraphModule, fx.GraphModule, int]:
+def _extract(
+    capture: Capture, saved: set[int], sizes: list[fx.Node], kept: list[fx.Node]
+) -> tuple[fx.GraphModule, fx.GraphModule, int]:
     """Forward, backward and how many sizes cross; ``kept`` crosses too, as if the backward returned it."""
     with tp.more_outputs(capture.joint, kept), tp.lazy_modules():
         return tp.extract(
             capture.joint,
             _saved_nodes(capture, saved),
-            _sizes(capture),
+            list(sizes),
             [n for n in _inputs(capture) if tp.is_opaque(n) and not tp.is_script_object(n)],
             num_fwd_outputs=capture.num_fwd_outputs,
             static_nodes=capture.static_nodes,
         )
 
 
-def _missing(capture: Capture, plan: Plan, saved: set[int], backward: fx.GraphModule) -> list[fx.Node]:
+def _missing(
+    capture: Capture, plan: Plan, saved: set[int], sizes: list[fx.Node], backward: fx.GraphModule
+) -> list[fx.Node]:
     """What the plan's backward reads and extraction dropped.
 
     Extraction knows one run of each op.  It drops a value whose only readers are runs that it does not
     know of: of an op that also runs from its saved value, or whose result nobody reads.
     """
     handed_over = {n.name for n in backward.graph.find_nodes(op="placeholder")}
-    given = {n for v in saved for n in capture.roots[v]} | set(_sizes(capture))
+    given = {n for v in saved for n in capture.roots[v]} | set(sizes)
     given |= {n for n in _inputs(capture) if capture.storages[n] and n not in capture.overwritten}
     missing: dict[fx.Node, None] = {}
     seen: set[fx.Node] = set()
@@ -151,21 +156,18 @@ def _missing(capture: Capture, plan: Plan, saved: set[int], backward: fx.GraphMo
     return list(missing)
 
 
-def _sizes(capture: Capture) -> list[fx.Node]:
+def _sizes(capture: Capture, plan: Plan) -> list[fx.Node]:
     """Sizes that the forward knows: from its inputs, or from tensors that it computes anyway."""
-    early = {
-        v.id
-        for v in capture.graph.values
-        if (v.producer is None and v.kind is not ValueKind.TANGENT)
-        or (v.producer is not None and capture.graph.ops[v.producer].region is Region.FORWARD)
-    }
+    run = set(plan.forward)
+    values, op_of = capture.graph.values, capture.op_of
+    early = {v.id for v in values if (v.kind is not ValueKind.TANGENT if v.producer is None else v.producer in run)}
     known: dict[fx.Node, bool] = {}
     found = []
     for node in capture.joint.graph.nodes:
-        held = set(capture.storages.get(node, ())) <= early
-        known[node] = held and not tp.is_tangent(node) and all(known[i] for i in node.all_input_nodes)
+        there = op_of[node] in run if node in op_of else set(capture.storages.get(node, ())) <= early
+        known[node] = there and not tp.is_tangent(node) and all(known[i] for i in node.all_input_nodes)
         if known[node] and node.op != "output" and tp.is_sym_node(node) and not tp.only_asserted(node):
-            if isinstance(node.meta["val"], torch.SymInt) or node.op == "placeholder" or node in capture.op_of:
+            if isinstance(node.meta["val"], torch.SymInt) or node.op == "placeholder" or node in op_of:
                 found.append(node)
     return found
 
