@@ -26,6 +26,7 @@ from optpart.plans import Plan, baseline
 from optpart.problem import Problem
 from optpart.settings import Budget
 from optpart.solver.base import InfeasibleBudget, Limits, Result, Status, conclude
+from optpart.solver.polish import leave_out
 from optpart.units import format_bytes
 
 logger = logging.getLogger(__name__)
@@ -176,6 +177,9 @@ class PeakSearch:
             best = self.best(limit)
         if best is None:
             raise InfeasibleBudget(limit, self.smallest)
+        if best.live.overhead * 100 > (bound or 0.0):
+            polished = leave_out(self.problem, best.plan, limit)
+            best = best if polished == best.plan else self.add(polished, f"{best.origin}, polished")
         return self._conclude(limit, best, bound)
 
     def _improve(self, limit: int) -> float | None:
