@@ -23,7 +23,7 @@ from optpart.capture import capture
 from optpart.cost import cache as caches
 from optpart.cost import profiled, timing, workspace
 from optpart.cost.cache import Cache, Row, default_cache, rows_from_json, rows_to_json
-from optpart.cost.inputs import Unrunnable, make_call, real_calls
+from optpart.cost.inputs import Call, Unrunnable, make_call, real_calls
 from optpart.cost.machine import environment
 from optpart.cost.model import build_problem, get_cost_model
 from optpart.cost.profiled import Imported, Profile, Profiled, profile_from_json, profile_graph
@@ -372,17 +372,20 @@ def test_no_tensor_is_left(work: Callable[[Any], Any]) -> None:
     assert alive() == before
 
 
-def test_mutating_calls_start_afresh() -> None:
+def test_mutating_calls_start_afresh(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[float] = []
+
+    def seconds(call: Call) -> float:
+        seen.append(float(call.args[0][0]))
+        call()
+        return 1.0
+
+    monkeypatch.setattr(timing, "_seconds_on_cpu", seconds)
     call = signature(aten.mul_.Tensor, torch.ones(16), torch.ones(16))
     with real_calls():
-        first = make_call(call)
-        fresh = timing._fresh(first, call, custom=False)
-        for _ in range(3):
-            again = next(fresh)
-            seen.append(float(again.args[0][0]))
-            again()
-    assert first.mutates
+        assert make_call(call).mutates
+    assert measure_time(call).repeats == timing.LEAST_SLOW
+    assert len(seen) == timing.LEAST_SLOW
     assert len(set(seen)) == 1
 
 
