@@ -9,10 +9,9 @@ The standard error is 1.2533 * 1.4826 * MAD / sqrt(n): that of the median of n n
 spread estimated by the median absolute deviation, which a few disturbed repeats do not move.
 
 * Caches are cold: a buffer of ``EVICT`` bytes is written before every repeat.  In a step other ops run
-  between two runs of one, so their data is gone from the caches that are a core's own; a pointwise op
-  on warm inputs seems five times as fast as it is there.  (One core, GPT, Llama, ResNet, U-Net, ViT: the
-  ops' times added up to 60 to 75 % of a step's CPU time with warm caches, to 80 to 100 % with cold ones.
-  The rest is mostly memory that the step takes from the system anew.)
+  between two runs of one, so their data is gone from the caches that are a core's own, and a pointwise op
+  on warm inputs looks three to five times as fast as it is there.  (Seven models of the zoo, one busy
+  core: the ops' times added up to 55-76 % of a step's CPU time on warm caches, to 77-102 % on cold ones.)
 * What is timed is the call from Python, as the graphs of aot_eager make it: an op that launches no
   kernel takes a few microseconds.
 * On CUDA the time is between two events around the call, of which the host's share is part where the
