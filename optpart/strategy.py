@@ -31,6 +31,9 @@ from optpart.units import format_bytes
 
 logger = logging.getLogger(__name__)
 
+# PyTorch's own limit on a chain of cheap ops that is redone ("too long fusible chain"), but as time: a chain
+# of a hundred ops that hangs off a parameter is not redone to free the few bytes at its end.
+LONGEST_CHAIN = 100.0
 CUT_CLASS = "least saved bytes, only cheap ops redone, each at most once"
 # Seconds that looking for the smallest peak may take at most; a share of the time limit, but not more.
 SMALLEST_PEAK_SECONDS = 20.0
@@ -58,7 +61,7 @@ def solve(problem: Problem, budget: Budget, limits: Limits) -> Result:
 def least_saved_bytes(problem: Problem) -> Result:
     """The default without a budget; proven: a minimum cut."""
     start = time.perf_counter()
-    cut = min_saved_bytes(problem)
+    cut = min_saved_bytes(problem, longest_chain=LONGEST_CHAIN)
     return conclude(
         problem,
         Status.OPTIMAL,

@@ -112,12 +112,33 @@ class PricedNetwork:
         return point.saved_bytes // self.byte_unit, sum(n * (self.costs[o] or 0) for o, n in again)
 
 
+    def prices(self, longest_chain: float | None) -> tuple[int, int]:
+        """(a, b) of an objective in which a byte outweighs ``longest_chain`` cheap ops on it, or all time (None)."""
+        graph = self.problem.graph
+        cheap = [op for op in graph.ops if op.cheap and op.region is not Region.BACKWARD and self.costs[op.id]]
+        written = sum(self.problem.sizes[v] for op in cheap for v in op.writes) / self.byte_unit
+        if longest_chain is None or not written:
+            return self.total_cost + 1, 1
+        a = longest_chain * sum(self.costs[op.id] or 0 for op in cheap) / written
+        if a > self.total_cost:
+            return self.total_cost + 1, 1
+        room = MAX_TOTAL // (4 * (math.ceil(a) * self.total_weight + self.total_cost + 1))
+        scale = max(1, min(1000, room))
+        return max(1, round(a * scale)), scale
+
+
 def min_saved_bytes(
-    problem: Problem, banned: frozenset[int] = frozenset(), inputs_free: bool = False, cheap_only: bool = True
+    problem: Problem,
+    banned: frozenset[int] = frozenset(),
+    inputs_free: bool = False,
+    cheap_only: bool = True,
+    longest_chain: float | None = None,
 ) -> CutResult:
     """The plan that saves the fewest bytes and, of these, recomputes the least.
 
     Args:
+        longest_chain: a byte is saved after all if freeing it takes more time than this many cheap ops
+            (of the graph's average time per byte) on it; None: whatever it takes.
         banned: ops that may not run twice, beside those that are not recomputable.
         inputs_free: saving an input costs nothing.
         cheap_only: ops that are not cheap may not run twice either.
@@ -127,7 +148,7 @@ def min_saved_bytes(
         ValueError: a bare graph.
     """
     priced = PricedNetwork(problem, banned, inputs_free, cheap_only)
-    return priced.solve(priced.total_cost + 1, 1)
+    return priced.solve(*priced.prices(longest_chain))
 
 
 def hull(
