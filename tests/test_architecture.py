@@ -45,7 +45,7 @@ ORDER = (
     ("strategy",),
     ("partitioner",),
     ("measuring",),
-    ("pytorch_plans",),
+    ("pytorch_plans", "pytorch_cut"),
     ("report",),
     ("report_json",),
     ("planning",),
