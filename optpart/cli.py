@@ -38,6 +38,7 @@ class WrongArgument(Exception):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler, which measures memory, talks on stderr
     try:
         args = _parser().parse_args(argv)
     except SystemExit as e:  # --help, --version, and what argparse refuses

@@ -17,7 +17,7 @@ import logging
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -29,8 +29,6 @@ from optpart import torch_private as tp
 from optpart.capture import Capture, capture
 from optpart.cost.model import build_problem
 from optpart.graph import Region
-from optpart.liveness import simulate
-from optpart.plans import plan_to_json
 from optpart.problem import Problem
 from optpart.rewrite import rewrite
 from optpart.settings import Settings

@@ -37,7 +37,8 @@ LONGEST_CHAIN = 100.0
 CUT_CLASS = "least saved bytes, only cheap ops redone, each at most once"
 # Seconds that looking for the smallest peak may take at most; a share of the time limit, but not more.
 SMALLEST_PEAK_SECONDS = 20.0
-SMALLEST_PEAK_NODES = 300  # branch-and-bound nodes of one search for the smallest peak: its work limit
+# Its work limit: branch-and-bound nodes of one model, and binaries of a model with wider windows.
+SMALLEST_PEAK_NODES, SMALLEST_PEAK_BINARIES = 100, 4000
 GAP = 2e-3  # a plan this close to the bound of its own windows is not improved further
 ROUNDS = 4  # how often rows for single recomputes are added before windows are widened
 
@@ -216,6 +217,8 @@ class PeakSearch:
         stop = time.perf_counter() + seconds
         for width in (0, 1, 3):
             inside: frozenset[int] = frozenset()
+            if width > 0 and self._binaries(width) > SMALLEST_PEAK_BINARIES:
+                return
             for _ in range(2):
                 left = stop - time.perf_counter()
                 if left <= 0:
@@ -230,6 +233,10 @@ class PeakSearch:
                 inside |= self._over(candidate, peak)
             if self.smallest <= smallest_peak_bound(self.problem) * (1 + GAP):
                 return
+
+    def _binaries(self, width: int) -> int:
+        model = stage_model(self.stages, None, width=width, blocks=self.blocks, inside=frozenset())
+        return sum(model.model.integral)
 
     def at_fraction(self, fraction: float) -> Result:
         """Budget = low + fraction (high - low); low's own plan is kept, so that 0.0 is never infeasible."""

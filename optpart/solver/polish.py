@@ -60,7 +60,7 @@ def _without(graph: Graph, plan: Plan, j: int) -> Plan | None:
 
 def _without_unread(graph: Graph, forward: Sequence[int], backward: Sequence[int]) -> list[int]:
     """The backward without repeated runs that nobody reads, last one first."""
-    first: dict[int, int] = {o: -1 for o in forward}
+    first: dict[int, int] = dict.fromkeys(forward, -1)
     for j, o in enumerate(backward):
         first.setdefault(o, j)
     early = set(forward)
