@@ -2,8 +2,8 @@
 
 Two steps:
 
-1. **Extraction** (PyTorch's own, ``torch_private.extract``): which tensors, sizes and objects are handed
-   over, in which order, with which descriptors and symbol bindings.  It is told what the plan saves.
+1. **Extraction** (``handover``): which tensors, sizes and objects cross, in which order, with which
+   descriptors and symbol bindings.
 2. **Emission** (ours): the bodies are written anew in the plan's order.  Every execution is a node of its
    own; an op that runs twice stands there twice, and each reader reads the newest run before it.  Views
    and sizes are written next to their first reader after each run, ``getitem`` right behind its op, so
@@ -15,23 +15,19 @@ Random ops that are recomputed run from the state of the generator that the forw
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Iterable
 from typing import Any
 
-import torch
 from torch import fx
 
 from optpart import torch_private as tp
 from optpart.capture import Capture
-from optpart.graph import ValueKind
+from optpart.handover import RewriteError, hand_over, is_state
 from optpart.plans import Plan
 
 OP_META = "optpart_op"  # node.meta key of an emitted op: its id in the Graph
-
-
-class RewriteError(RuntimeError):
-    """The emitted graphs would not be the plan's: a fault of ours, never of the user's."""
 
 
 def rewrite(capture: Capture, plan: Plan) -> tuple[fx.GraphModule, fx.GraphModule]:
@@ -43,15 +39,10 @@ def rewrite(capture: Capture, plan: Plan) -> tuple[fx.GraphModule, fx.GraphModul
     graph = capture.graph
     saved = set(plan.saved(graph))
     _refuse_unsafe(capture, plan, saved)
-    states = [graph.values[v].producer for v in sorted(saved) if _is_state(capture, v)]
-    kept: list[fx.Node] = []
-    known = _sizes(capture, plan)
-    forward, backward, sizes = _extract(capture, saved, known, kept)
-    if kept := _missing(capture, plan, saved, known, backward):
-        forward, backward, sizes = _extract(capture, saved, known, kept)
-    random = [o for o in states if o is not None]
-    forward = _Emitter(capture, forward, random, replay=False).run(plan.forward, sizes_at_end=sizes)
-    backward = _Emitter(capture, backward, random, replay=True).run(plan.backward, extra_outputs=len(kept))
+    handed = hand_over(capture, plan, saved)
+    random = [p for v in sorted(saved) if is_state(capture, v) and (p := graph.values[v].producer) is not None]
+    forward = _Emitter(capture, handed.forward, random, replay=False).run(plan.forward, sizes_at_end=handed.sizes)
+    backward = _Emitter(capture, handed.backward, random, replay=True).run(plan.backward, extra_outputs=handed.kept)
     for node in backward.graph.nodes:
         if node.op in ("call_function", "get_attr"):
             node.meta["autograd_backward"] = True
@@ -87,91 +78,6 @@ def _check(module: fx.GraphModule, planned: tuple[int, ...], side: str) -> None:
         raise RewriteError(f"the {side} graph leaves the plan at step {at} ({len(found)} ops, planned {len(planned)})")
 
 
-# ------------------------------------------------------------------------------------ what is saved
-
-
-def _is_state(capture: Capture, v: int) -> bool:
-    producer = capture.graph.values[v].producer
-    return producer is not None and capture.graph.ops[producer].rng_state == v
-
-
-def _inputs(capture: Capture) -> list[fx.Node]:
-    return [n for n in capture.joint.graph.find_nodes(op="placeholder") if tp.is_primal(n)]
-
-
-def _saved_nodes(capture: Capture, saved: set[int]) -> list[fx.Node]:
-    """Candidates for saved tensors; extraction drops those that the backward does not read."""
-    nodes: list[fx.Node] = []
-    for node in _inputs(capture):
-        held = isinstance(node.meta.get("val"), torch.Tensor) and node not in capture.overwritten
-        if held or tp.is_script_object(node) or tp.is_backward_state(node):
-            nodes.append(node)
-    for v in sorted(saved):
-        value = capture.graph.values[v]
-        if value.kind is ValueKind.COMPUTED and not _is_state(capture, v):
-            if not capture.roots[v]:
-                raise RewriteError(f"value {value.name!r} is saved, but no node of the graph holds it alone")
-            nodes += capture.roots[v]
-    return nodes
-
-
-def _extract(
-    capture: Capture, saved: set[int], sizes: list[fx.Node], kept: list[fx.Node]
-) -> tuple[fx.GraphModule, fx.GraphModule, int]:
-    """Forward, backward and how many sizes cross; ``kept`` crosses too, as if the backward returned it."""
-    with tp.more_outputs(capture.joint, kept), tp.lazy_modules():
-        return tp.extract(
-            capture.joint,
-            _saved_nodes(capture, saved),
-            list(sizes),
-            [n for n in _inputs(capture) if tp.is_opaque(n) and not tp.is_script_object(n)],
-            num_fwd_outputs=capture.num_fwd_outputs,
-            static_nodes=capture.static_nodes,
-        )
-
-
-def _missing(
-    capture: Capture, plan: Plan, saved: set[int], sizes: list[fx.Node], backward: fx.GraphModule
-) -> list[fx.Node]:
-    """What the plan's backward reads and extraction dropped.
-
-    Extraction knows one run of each op.  It drops a value whose only readers are runs that it does not
-    know of: of an op that also runs from its saved value, or whose result nobody reads.
-    """
-    handed_over = {n.name for n in backward.graph.find_nodes(op="placeholder")}
-    given = {n for v in saved for n in capture.roots[v]} | set(sizes)
-    given |= {n for n in _inputs(capture) if capture.storages[n] and n not in capture.overwritten}
-    missing: dict[fx.Node, None] = {}
-    seen: set[fx.Node] = set()
-    stack = [n for o in reversed(plan.backward) for n in reversed(capture.cores[o].all_input_nodes)]
-    while stack:  # from the ops' arguments through views and sizes up to what crosses
-        node = stack.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        if node not in given:
-            stack += [] if node in capture.op_of else node.all_input_nodes
-        elif node.name not in handed_over and node.op != "get_attr":
-            missing[node] = None
-    return list(missing)
-
-
-def _sizes(capture: Capture, plan: Plan) -> list[fx.Node]:
-    """Sizes that the forward knows: from its inputs, or from tensors that it computes anyway."""
-    run = set(plan.forward)
-    values, op_of = capture.graph.values, capture.op_of
-    early = {v.id for v in values if (v.kind is not ValueKind.TANGENT if v.producer is None else v.producer in run)}
-    known: dict[fx.Node, bool] = {}
-    found = []
-    for node in capture.joint.graph.nodes:
-        there = op_of[node] in run if node in op_of else set(capture.storages.get(node, ())) <= early
-        known[node] = there and not tp.is_tangent(node) and all(known[i] for i in node.all_input_nodes)
-        if known[node] and node.op != "output" and tp.is_sym_node(node) and not tp.only_asserted(node):
-            if isinstance(node.meta["val"], torch.SymInt) or node.op == "placeholder" or node in op_of:
-                found.append(node)
-    return found
-
-
 # ---------------------------------------------------------------------------------------- emission
 
 
@@ -183,6 +89,7 @@ class _Emitter:
         self.by_name = {n.name: n for n in capture.joint.graph.nodes}
         self.graph = fx.Graph()
         self.env: dict[fx.Node, fx.Node] = {}
+        self.named: set[str] = set()
         self.sharing: dict[int, set[fx.Node]] = {}  # value -> joint nodes in env whose result shares its storage
         self.random = random
         self.states: dict[int, fx.Node] = {}
@@ -213,6 +120,7 @@ class _Emitter:
                 self._state_inputs()
                 placed = True
             self._enter(joint, self.graph.node_copy(node))
+            self.named.add(joint.name)
         if self.replay and not placed:
             self._state_inputs()
 
@@ -220,6 +128,20 @@ class _Emitter:
         for i, o in enumerate(self.random):
             self.states[o] = self.graph.placeholder(f"rng_state_output_{i}")
             self.states[o].meta["val"] = tp.fake_rng_state(self.capture.cores[o])
+
+    def _name(self, joint: fx.Node) -> str:
+        """The joint node's own name for its first run (names are how PyTorch finds nodes again), else a new one."""
+        again = joint.name in self.named
+        self.named.add(joint.name)
+        return f"{joint.name}_again" if again else joint.name
+
+    def _write(self, joint: fx.Node, target: Any, args: Any, kwargs: Any) -> fx.Node:
+        new = self.graph.create_node(joint.op, target, args, kwargs, self._name(joint), joint.type)
+        new.meta = tp.copy_node_meta(joint)
+        return new
+
+    def _arguments(self, joint: fx.Node) -> Any:
+        return fx.map_arg((joint.args, joint.kwargs), self.env.__getitem__)
 
     def _enter(self, joint: fx.Node, new: fx.Node) -> None:
         self.env[joint] = new
@@ -240,7 +162,7 @@ class _Emitter:
             if missing:
                 stack += missing
             else:
-                self._enter(node, self.graph.node_copy(node, self.env.__getitem__))
+                self._enter(node, self._write(node, node.target, *self._arguments(node)))
                 stack.pop()
         return self.env[joint]
 
@@ -248,32 +170,29 @@ class _Emitter:
         core = self.capture.cores[o]
         for node in core.all_input_nodes:
             self._need(node)
-        args, kwargs = fx.map_arg((core.args, core.kwargs), self.env.__getitem__)
+        args, kwargs = self._arguments(core)
         for v in self.capture.graph.ops[o].writes:  # what shared the storages of the last run is out of date
             for node in self.sharing.pop(v, ()):
                 self.env.pop(node, None)
-        if o in self.random and not self.replay:
-            new = self._draw_and_keep_state(core, o, args, kwargs)
-        elif o in self.random and self.replay:
-            arguments: Any = (self.states[o], core.target, *args)  # an operator as an argument
-            new = self.graph.create_node("call_function", tp.run_with_rng_state(), arguments, kwargs, name=core.name)
-            new.meta = tp.copy_node_meta(core)
+        if o not in self.random:
+            new = self._write(core, core.target, args, kwargs)
+        elif self.replay:
+            new = self._write(core, tp.run_with_rng_state(), (self.states[o], core.target, *args), kwargs)
         else:
-            new = self.graph.create_node("call_function", core.target, args, kwargs, name=core.name)
-            new.meta = tp.copy_node_meta(core)
+            new = self._draw_and_keep_state(core, o, args, kwargs)
         new.meta[OP_META] = o
         self._enter(core, new)
         for accessor in self.accessors.get(o, ()):
             self._need(accessor)
 
     def _draw_and_keep_state(self, core: fx.Node, o: int, args: Any, kwargs: Any) -> fx.Node:
+        create = functools.partial(self.graph.create_node, "call_function")
         arguments: Any = (core.target, *args)  # an operator as an argument
-        both = self.graph.call_function(tp.run_and_save_rng_state(), arguments, kwargs)
-        state = self.graph.call_function(operator.getitem, (both, 0))
+        both = create(tp.run_and_save_rng_state(), arguments, kwargs, f"{core.name}_and_state")
+        state = create(operator.getitem, (both, 0), {}, f"{core.name}_state")
         state.meta["val"] = tp.fake_rng_state(core)
         both.meta["val"] = (state.meta["val"], core.meta["val"])
-        new = self.graph.create_node("call_function", operator.getitem, (both, 1), name=core.name)
-        new.meta = tp.copy_node_meta(core)
+        new = self._write(core, operator.getitem, (both, 1), {})
         self.states[o] = state
         return new
 

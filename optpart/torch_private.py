@@ -339,7 +339,7 @@ def fake_rng_state(node: fx.Node) -> torch.Tensor:
     with unset_fake_temporarily():
         state = torch.cuda.get_rng_state(values[0].device) if on_cuda else torch.get_rng_state()
     mode = next((v.fake_mode for v in values if hasattr(v, "fake_mode")), None) or FakeTensorMode()
-    return mode.from_tensor(state)
+    return mode.from_tensor(state, static_shapes=True)
 
 
 def saved_descriptor(position: int) -> Any:

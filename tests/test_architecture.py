@@ -40,6 +40,7 @@ ORDER = (
     ("solver",),  # takes a network or a matrix, knows no formulation
     ("formulation",),
     ("peers",),
+    ("handover",),
     ("rewrite",),
     ("settings",),
     ("strategy",),
