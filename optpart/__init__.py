@@ -13,7 +13,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # the same names for type checkers and editors; a test compares the two lists
-    from optpart.measuring import check_gradients as check_gradients
+    from optpart.gradients import check_gradients as check_gradients
+    from optpart.measuring import measure as measure
     from optpart.partitioner import Partitioner as Partitioner
     from optpart.partitioner import backend as backend
     from optpart.partitioner import partition as partition
@@ -24,7 +25,8 @@ _HOME = {
     "InfeasibleBudget": "optpart.solver.base",
     "Partitioner": "optpart.partitioner",
     "backend": "optpart.partitioner",
-    "check_gradients": "optpart.measuring",
+    "check_gradients": "optpart.gradients",
+    "measure": "optpart.measuring",
     "partition": "optpart.partitioner",
     "plan": "optpart.planning",
 }

@@ -1,172 +1,175 @@
-"""What executed code does: gradients compared, peak memory and time measured.
+"""What a training step takes when it runs: peak memory and time, beside what was predicted.
 
-Nothing here comes from our own simulator.  Memory is what the allocator says (on the CPU the
-profiler's allocation events, on CUDA the allocator's own peak); gradients are compared between runs of
-the same model, seed and inputs under
-
-* eager PyTorch, the yardstick for the numbers (within the dtype's tolerance);
-* PyTorch's default partition under aot_eager, the yardstick for the bits (same kernels, same order);
-* PyTorch's min-cut, which is reported and not trusted (it is wrong where buffers are read and then updated);
-* the partitioner under test.
+No measured number comes from our own simulator.  Memory is what the allocator says: on the CPU the
+profiler's allocation events, on CUDA the allocator's own peak.
 """
 
 from __future__ import annotations
 
 import copy
+import functools
 import gc
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from optpart import torch_private as tp
-from optpart.partitioner import Partitioner
+from optpart.cost.workspace import with_measured_memory
+from optpart.liveness import simulate
+from optpart.partitioner import Partition, Partitioner
 from optpart.units import Bytes, Microseconds
 
 Loss = Callable[[Any], torch.Tensor]
 
 
 @dataclass(frozen=True)
-class GradientCheck:
-    """Gradients (of parameters and inputs), outputs and buffers of one step, against three yardsticks.
+class Measurement:
+    """One training step as it ran: forward and backward.  Sizes in bytes, ``seconds`` the median wall time of a step.
 
-    ``equal_bitwise``: ours == default partition, bit for bit.  ``max_abs_error``: ours - eager, the
-    largest over all compared tensors.  ``agree``: ours is within tolerance of eager, and of the default
-    partition.  ``min_cut_agrees``: PyTorch's min-cut does (None: it could not be run).
+    ``peak_bytes``: the allocator's highest level during the step above its level before the step.
+    ``resident_bytes``: what was there before and the graph reads: storages of parameters, buffers, arguments.
+    ``predicted_peak_bytes``: the simulator's peak of the plan that ran, to be compared with
+    ``measured_peak_bytes``; None if no plan of ours ran, or several graphs did.
     """
 
-    equal_bitwise: bool
-    max_abs_error: float
-    agree: bool
-    min_cut_agrees: bool | None
-    fallbacks: int
-    compared: int
+    peak_bytes: Bytes
+    resident_bytes: Bytes
+    predicted_peak_bytes: Bytes | None
+    seconds: float
+
+    @property
+    def measured_peak_bytes(self) -> Bytes:
+        """What ``Liveness.peak_bytes`` predicts: everything resident included."""
+        return Bytes(self.resident_bytes + self.peak_bytes)
+
+    @property
+    def difference_bytes(self) -> int | None:
+        """Measured - predicted; None without a prediction."""
+        return None if self.predicted_peak_bytes is None else self.measured_peak_bytes - self.predicted_peak_bytes
 
 
-# Relative tolerance by dtype, torch.testing's own defaults; the absolute one is relative to the largest
-# entry, since a sum in another order is off by a share of its terms, not of its result.
-TOLERANCE = {torch.float64: 1e-7, torch.float32: 1.3e-6, torch.bfloat16: 1.6e-2, torch.float16: 1e-3}
-SLACK = 100  # kernels under Inductor sum in another order; this many roundings may add up
-
-
-def check_gradients(
+def measure(
     model: Callable[..., Any],
     example_args: Sequence[Any],
     *,
-    partitioner: Partitioner | None = None,
+    partitioner: Callable[..., Any] | None = None,
     compiler: str = "aot_eager",
     loss: Loss | None = None,
     seed: int = 0,
-) -> GradientCheck:
-    """Run one step four ways and compare; the model and the inputs are left as they were.
+    repeats: int = 5,
+) -> Measurement:
+    """Compile a model, run a training step, and say what it took, beside what was predicted.
+
+    The step runs on a copy of the model; a function's own tensors are used as they are, and get their
+    gradients back.
 
     Args:
-        model: module or function; what it returns is summed (every floating tensor that needs a
-            gradient) unless ``loss`` says how to make a scalar of it.
+        model: module or function.
         example_args: its arguments.
-        partitioner: the partitioner under test; the default settings, strict, if None.
-        compiler: "aot_eager" or "inductor", for the partitioner under test.
-        seed: of torch's generators, set before every run, so that dropout draws the same numbers.
+        partitioner: a Partitioner, or any other ``partition_fn``; default settings, strict, if None.
+        compiler: "aot_eager" (nothing is compiled: the order is the plan's) or "inductor".
+        loss: makes a scalar of what the model returns, and is part of the step; by default every output that
+            needs a gradient gets ones.
+        seed: of torch's generators, set before each step.
+        repeats: steps that are timed.
+
+    Raises:
+        ValueError: an unknown compiler, or nothing that the model returns needs a gradient.
     """
     partitioner = partitioner or Partitioner(on_failure="raise")
-    eager = _run(model, example_args, loss, seed)
-    default = _run(model, example_args, loss, seed, tp.aot_eager_backend(tp.default_partition))
-    try:
-        min_cut = _run(model, example_args, loss, seed, tp.aot_eager_backend(tp.min_cut_partition))
-    except Exception:  # a defect of PyTorch's: reported as "could not be run"
-        min_cut = None
-    before = partitioner.fallbacks
-    ours = _run(model, example_args, loss, seed, tp.compiler_backend(compiler, partitioner))
-    return GradientCheck(
-        equal_bitwise=len(ours) == len(default) and all(_same_bits(a, b) for a, b in zip(ours, default)),
-        max_abs_error=max((_error(a, b) for a, b in zip(ours, eager)), default=0.0),
-        agree=_close(ours, eager) and _close(ours, default),
-        min_cut_agrees=None if min_cut is None else _close(min_cut, eager),
-        fallbacks=partitioner.fallbacks - before,
-        compared=len(ours),
-    )
+    partitions: list[Partition] = getattr(partitioner, "partitions", [])
+    known = len(partitions)
+    # a partitioner that Inductor's cache answers for does not run, and then nothing would be predicted
+    options = {"options": {"force_disable_caches": True}} if compiler == "inductor" else {}
+    backend = functools.partial(tp.compiler_backend(compiler, partitioner), **options)
+    measured = measure_backend(model, example_args, backend, loss=loss, seed=seed, repeats=repeats)
+    new = partitions[known:]
+    plan = new[0].result.plan if len(new) == 1 and new[0].result is not None else None
+    if plan is None or new[0].problem is None:
+        return measured
+    problem = new[0].problem
+    if isinstance(partitioner, Partitioner) and partitioner.settings.workspace == "measured":
+        problem = with_measured_memory(problem)  # without a budget, nobody has asked for workspaces yet
+    return replace(measured, predicted_peak_bytes=simulate(problem, plan).peak_bytes)
 
 
-def _run(
-    model: Callable[..., Any], args: Sequence[Any], loss: Loss | None, seed: int, backend: Callable[..., Any] | None = None
-) -> list[torch.Tensor | None]:
-    """Outputs, gradients of parameters and inputs, and buffers after one step on copies."""
+def measure_backend(
+    model: Callable[..., Any],
+    example_args: Sequence[Any],
+    backend: Callable[..., Any],
+    *,
+    loss: Loss | None = None,
+    seed: int = 0,
+    repeats: int = 5,
+) -> Measurement:
+    """:func:`measure` for any backend of ``torch.compile``; predicts nothing."""
     model = copy.deepcopy(model)
-    args = tp.tree_map(_fresh, tuple(args))
-    function = model if backend is None else tp.compile_fresh(model, backend)
-    torch.manual_seed(seed)
-    out = function(*args)
-    scalar = _scalar(out) if loss is None else loss(out)
-    scalar.backward()  # type: ignore[no-untyped-call]  # torch's annotation is missing
-    tensors = [t for t in tp.tree_leaves(out) if isinstance(t, torch.Tensor)]
-    inputs = [a.grad for a in tp.tree_leaves(args) if isinstance(a, torch.Tensor) and a.requires_grad]
-    changed = [a for a in tp.tree_leaves(args) if isinstance(a, torch.Tensor)]
-    module = [] if not isinstance(model, torch.nn.Module) else [*(p.grad for p in model.parameters()), *model.buffers()]
-    return [None if t is None else t.detach() for t in (*tensors, *inputs, *changed, *module)]
+    args = tp.tree_map(fresh, tuple(example_args))
+    graphs: list[list[torch.Tensor]] = []  # what each graph reads
+    before: list[tuple[torch.Tensor, torch.Tensor | None]] = []
+
+    def recording(gm: Any, inputs: Sequence[Any]) -> Any:
+        graphs.append([t for t in inputs if isinstance(t, torch.Tensor)])
+        before.extend((t, t.grad) for t in graphs[-1] if t.is_leaf)
+        clear()
+        return backend(gm, inputs)
+
+    def clear() -> None:
+        torch.manual_seed(seed)
+        for t, _ in before:
+            t.grad = None  # a gradient that is there already would be added to, and no new one made
+
+    function = tp.compile_fresh(model, recording)
+
+    def step() -> None:
+        out = function(*args)
+        if loss is not None:
+            loss(out).backward()  # type: ignore[no-untyped-call]  # torch's annotation is missing
+            return
+        outs = [t for t in tp.tree_leaves(out) if isinstance(t, torch.Tensor) and t.requires_grad]
+        if not outs:
+            raise ValueError("the model returns no tensor that needs a gradient")
+        torch.autograd.backward(outs, [torch.ones_like(t) for t in outs])
+
+    try:
+        for _ in range(2):  # the first one compiles, the second one takes what a library allocates once
+            clear()
+            step()
+        clear()
+        # of several graphs the later ones read what the earlier ones made in the step
+        there = graphs[0] if len(graphs) == 1 else [*graphs[0], *_tensors(model, args)]
+        device = next((t.device.type for t in there if t.device.type != "cpu"), "cpu")
+        peak = measured_peak(step, device)
+        seconds = measured_time(step, repeats, before=clear, device=device) * 1e-6
+    finally:
+        for t, grad in before:
+            t.grad = grad
+    resident = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in there}
+    return Measurement(peak, Bytes(sum(resident.values())), None, seconds)
 
 
-def _fresh(value: Any) -> Any:
+def _tensors(model: Callable[..., Any], args: Sequence[Any]) -> list[torch.Tensor]:
+    own = [*model.parameters(), *model.buffers()] if isinstance(model, torch.nn.Module) else []
+    return own + [t for t in tp.tree_leaves(args) if isinstance(t, torch.Tensor)]
+
+
+def fresh(value: Any) -> Any:
+    """A leaf of the same contents and strides; what is no tensor stays as it is."""
     if not isinstance(value, torch.Tensor):
         return value
     return value.detach().clone(memory_format=torch.preserve_format).requires_grad_(value.requires_grad)
-
-
-def _scalar(out: Any) -> torch.Tensor:
-    parts = [t for t in tp.tree_leaves(out) if isinstance(t, torch.Tensor) and t.requires_grad]
-    if not parts:
-        raise ValueError("the model returns no tensor that needs a gradient")
-    if len(parts) == 1 and parts[0].dim() == 0 and not parts[0].is_complex():
-        return parts[0]
-    return torch.stack([(p.abs() if p.is_complex() else p).sum().float() for p in parts]).sum()
-
-
-def _same_bits(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
-    if a is None or b is None:
-        return a is b
-    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a.nan_to_num(), b.nan_to_num()) and torch.equal(a.isnan(), b.isnan())
-
-
-def _error(a: torch.Tensor | None, b: torch.Tensor | None) -> float:
-    if a is None or b is None or a.shape != b.shape:
-        return 0.0 if a is b else float("inf")
-    if a.numel() == 0:
-        return 0.0
-    wide = torch.complex128 if a.is_complex() else torch.float64
-    return float((a.to(wide) - b.to(wide)).abs().nan_to_num(posinf=float("inf")).max())
-
-
-def _close(a: Sequence[torch.Tensor | None], b: Sequence[torch.Tensor | None]) -> bool:
-    if len(a) != len(b):
-        return False
-    for x, y in zip(a, b):
-        if x is None or y is None or x.shape != y.shape:
-            if x is not y:
-                return False
-            continue
-        relative = TOLERANCE.get(x.dtype.to_real() if x.is_complex() else x.dtype, 0.0) * SLACK
-        size = float(y.abs().nan_to_num().max()) if y.numel() and y.dtype is not torch.bool else 0.0
-        if _error(x, y) > relative * max(size, 1e-6):
-            return False
-    return True
-
-
-# -------------------------------------------------------------------------------------------- memory
-
-
-@dataclass(frozen=True)
-class Measurement:
-    """One measured step.  ``peak_bytes``: highest level during the step above the level before it."""
-
-    peak_bytes: Bytes
-    seconds: float
 
 
 def measured_peak(step: Callable[[], Any], device: str = "cpu") -> Bytes:
     """The highest allocation level during ``step()`` above the level at its start, from the allocator itself.
 
     On the CPU from the profiler's allocation events, on CUDA from ``torch.cuda.max_memory_allocated``.
+
+    Raises:
+        RuntimeError: on the CPU, and a profiler is running already: a second one would end it.
     """
     gc.collect()
     if device.startswith("cuda"):
@@ -178,6 +181,8 @@ def measured_peak(step: Callable[[], Any], device: str = "cpu") -> Bytes:
         return Bytes(torch.cuda.max_memory_allocated() - before)
     from torch.profiler import ProfilerActivity, profile
 
+    if tp.profiler_running():
+        raise RuntimeError("memory cannot be measured while a profiler is running: a second one would end it")
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as prof:
         step()
     level = peak = 0
@@ -187,12 +192,17 @@ def measured_peak(step: Callable[[], Any], device: str = "cpu") -> Bytes:
     return Bytes(peak)
 
 
-def measured_time(step: Callable[[], Any], repeats: int = 5) -> Microseconds:
-    """Median wall time of ``step()`` in microseconds, after one warm-up."""
-    step()
+def measured_time(
+    step: Callable[[], Any], repeats: int = 5, *, before: Callable[[], Any] = lambda: None, device: str = "cpu"
+) -> Microseconds:
+    """Median wall time of ``step()`` in microseconds, after one warm-up; ``before()`` runs ahead of each, untimed."""
+    wait: Callable[[], Any] = torch.cuda.synchronize if device.startswith("cuda") else (lambda: None)
     times = []
-    for _ in range(repeats):
+    for _ in range(repeats + 1):
+        before()
+        wait()
         start = time.perf_counter()
         step()
+        wait()
         times.append(time.perf_counter() - start)
-    return Microseconds(sorted(times)[len(times) // 2] * 1e6)
+    return Microseconds(sorted(times[1:])[repeats // 2] * 1e6)

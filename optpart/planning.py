@@ -20,8 +20,8 @@ from torch import fx
 from optpart import torch_private as tp
 from optpart.capture import Capture, capture
 from optpart.cost.model import build_problem
+from optpart.gradients import check_gradients
 from optpart.liveness import simulate
-from optpart.measuring import check_gradients
 from optpart.partitioner import FallbackWarning, Modules, Partition, Partitioner, emit
 from optpart.plans import Plan, baseline
 from optpart.problem import Problem

@@ -26,7 +26,7 @@ from optpart.summary import fixed_rows, recomputed_rows, saved_rows
 from optpart.units import Bytes, format_bytes, format_time
 
 if TYPE_CHECKING:  # both import torch; a report only carries them
-    from optpart.measuring import GradientCheck
+    from optpart.gradients import GradientCheck
     from optpart.pytorch_plans import PytorchAnswer
 
 WORST_LAST = (Status.OPTIMAL, Status.FEASIBLE, Status.NO_PLAN, Status.INFEASIBLE)

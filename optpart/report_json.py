@@ -14,7 +14,7 @@ from optpart.solver.base import InfeasibleBudget, Status
 from optpart.summary import Row, fixed_rows, recomputed_rows, saved_rows
 
 if TYPE_CHECKING:  # both import torch
-    from optpart.measuring import GradientCheck
+    from optpart.gradients import GradientCheck
     from optpart.pytorch_plans import PytorchAnswer
 
 

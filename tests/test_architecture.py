@@ -46,6 +46,7 @@ ORDER = (
     ("strategy",),
     ("partitioner",),
     ("measuring",),
+    ("gradients",),
     ("pytorch_plans", "pytorch_cut"),
     ("report",),
     ("report_json",),

@@ -14,7 +14,7 @@ import pytest
 
 from optpart import planning
 from optpart.cli import main
-from optpart.measuring import GradientCheck
+from optpart.gradients import GradientCheck
 from optpart.plans import plan_from_json
 from optpart.problem import load_problem
 from optpart.solver.base import InfeasibleBudget

@@ -12,8 +12,8 @@ import cases
 import pytest
 
 from optpart.explain import explain
+from optpart.gradients import GradientCheck
 from optpart.liveness import simulate
-from optpart.measuring import GradientCheck
 from optpart.plans import Plan, baseline, just_in_time
 from optpart.problem import Problem
 from optpart.pytorch_plans import PytorchAnswer
