@@ -31,6 +31,7 @@ ORDER = (
     ("random_graphs",),
     ("plans",),
     ("liveness",),
+    ("timelines",),
     ("validate",),
     ("summary",),
     ("explain",),
@@ -56,7 +57,7 @@ ORDER = (
 )
 
 NO_TORCH = (
-    *("units", "graph", "problem", "random_graphs", "plans", "liveness", "validate"),
+    *("units", "graph", "problem", "random_graphs", "plans", "liveness", "timelines", "validate"),
     *("summary", "explain", "streams"),
     *("solver", "formulation", "peers", "strategy"),
 )
