@@ -17,7 +17,7 @@ import logging
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from optpart.graph import Region
 from optpart.problem import Problem
 from optpart.rewrite import rewrite
 from optpart.settings import Settings
+from optpart.settings import names as setting_names
 from optpart.solver.base import InfeasibleBudget, Limits, Result, result_to_json
 from optpart.strategy import solve
 from optpart.validate import validate
@@ -77,7 +78,7 @@ def partition(
         InfeasibleBudget: no plan fits the memory budget.
         ValueError: a setting is wrong.
     """
-    names = [f.name for f in fields(Settings)]
+    names = setting_names()
     settings = {k: v for k, v in given.items() if k in names}
     for name in given.keys() - set(names) - set(FROM_TORCH):
         if difflib.get_close_matches(name, names, 1, cutoff=0.8):
@@ -140,11 +141,11 @@ class Partitioner(tp.CustomPartitionerFn):
         if not captured.graph.in_region(Region.BACKWARD) and not captured.graph.backward_outputs:
             modules = tp.default_partition(gm, joint_inputs, **_torch_keywords(kwargs))
             return modules, Partition(None, None, None, time.perf_counter() - start)
-        budget = self.settings.memory_budget
+        problem = build_problem(captured.graph, self.settings.cost_model, measure_memory=self.settings.measure_memory)
+        budget = self.settings.budget_for(problem)
         if budget is not None and not joint_inputs and not isinstance(budget, float):
             logger.warning("a nested region takes no memory budget in bytes; it is partitioned without one")
             budget = None
-        problem = build_problem(captured.graph, self.settings.cost_model, measure_memory=self.settings.measure_memory)
         limits = Limits(time_limit=self.settings.time_limit, seed=self.settings.seed, threads=self.settings.threads or 1)
         result = solve(problem, budget, limits)
         modules = emit(captured, problem, result, check=budget is not None)
@@ -218,7 +219,7 @@ def dynamo_backend(gm: fx.GraphModule, example_inputs: Sequence[torch.Tensor], *
     others are Inductor's.
     """
     options = dict(kwargs.get("options") or {})
-    ours = {f.name for f in fields(Settings)} | {"compiler"}
+    ours = {*setting_names(), "compiler"}
     mine = {k: options.pop(k) for k in list(options) if k in ours}
     compiler = mine.pop("compiler", "inductor")
     if compiler == "inductor":

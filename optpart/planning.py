@@ -136,7 +136,7 @@ def _solve(captured: Capture, problem: Problem, settings: Settings) -> tuple[Res
     """(result, its plan, None), or PyTorch's min-cut with the reason, as the partitioner would do it."""
     limits = Limits(time_limit=settings.time_limit, seed=settings.seed, threads=settings.threads or 1)
     try:
-        result = solve(problem, settings.memory_budget, limits)
+        result = solve(problem, settings.budget_for(problem), limits)
         return result, _checked(problem, result.plan, _budget_bytes(settings, result), result.status.value), None
     except InfeasibleBudget:
         raise

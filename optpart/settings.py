@@ -6,18 +6,22 @@
 * an int: bytes; a text: a size with its unit ("300 MiB");
 * a float f in 0..1: low + f (high - low), where high is the peak with nothing recomputed and low the
   smallest peak that the solver finds within its fixed work limit;
-* "auto": what the device has free now, plus what is resident, minus a reserve.
+* "auto": what the device has free when the settings are made, plus what is resident, minus a reserve
+  (a tenth of what is free, for fragmentation and for what others allocate).
 """
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
+from optpart.cost.machine import free_bytes, present_device
 from optpart.cost.model import CostModel, cost_key, get_cost_model
 from optpart.cost.workspace import memory_key
+from optpart.liveness import resident_bytes
+from optpart.problem import Problem
 from optpart.units import Bytes, parse_bytes
 
 Budget = int | float | str | None
@@ -46,9 +50,15 @@ class Settings:
     seed: int = 0
     threads: int | None = None
     workspace: Workspace = "measured"
+    free: Bytes | None = field(default=None, init=False)  # what "auto" found, to whole MiB
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "memory_budget", check_budget(self.memory_budget))
+        if self.memory_budget == "auto":
+            free = free_bytes(present_device())
+            if free is None:
+                raise ValueError("memory_budget='auto': this system does not say how much memory is free; give bytes")
+            object.__setattr__(self, "free", Bytes(free * 9 // 10 >> 20 << 20))
         if isinstance(self.time_limit, bool) or not isinstance(self.time_limit, (int, float)) or not self.time_limit > 0:
             raise ValueError(f"time_limit={self.time_limit!r}: expected seconds, a number above 0")
         if self.on_failure not in ("min_cut", "raise"):
@@ -70,13 +80,19 @@ class Settings:
         Raises:
             ValueError: an unknown keyword (with the closest known one), or a value out of range.
         """
-        known = [f.name for f in fields(Settings)]
+        known = names()
         for name in given:
             if name not in known:
                 close = difflib.get_close_matches(name, known, 1)
                 hint = f"; did you mean {close[0]!r}?" if close else ""
                 raise ValueError(f"unknown setting {name!r}{hint} (settings: {', '.join(known)})")
         return Settings(**given)
+
+    def budget_for(self, problem: Problem) -> int | float | None:
+        """The budget of one graph: "auto" as bytes (free ones, and those that are resident already)."""
+        if self.free is not None:
+            return Bytes(self.free + resident_bytes(problem))
+        return self.memory_budget  # type: ignore[return-value]  # a text is a size, which became bytes, or "auto"
 
     @property
     def measure_memory(self) -> bool:
@@ -88,6 +104,11 @@ class Settings:
         given = {f.name: getattr(self, f.name) for f in fields(self)}
         measured = memory_key() if self.measure_memory else None
         return given | {"cost_model": cost_key(self.cost_model), "workspace": measured}
+
+
+def names() -> list[str]:
+    """The settings that a user may give."""
+    return [f.name for f in fields(Settings) if f.init]
 
 
 def check_budget(budget: Any) -> Budget:

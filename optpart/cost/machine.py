@@ -62,6 +62,13 @@ def cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
+def present_device() -> str:
+    """The device whose memory is the scarce one: the first GPU, or the CPU where there is none."""
+    import torch
+
+    return "cuda:0" if torch.cuda.is_available() else "cpu"
+
+
 def free_bytes(device: str) -> Bytes | None:
     """Memory that can still be allocated on a device; None if the system does not say."""
     import torch
