@@ -10,8 +10,10 @@ from __future__ import annotations
 import functools
 import math
 import random
+import re
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import networkx
@@ -28,6 +30,7 @@ from optpart import torch_private as tp
 from optpart.graph import Region, ValueKind
 from optpart.pytorch_cut import NodeGraph, RecordedCut, cut_value, node_graph, record
 
+README = Path(__file__).resolve().parent.parent / "README.md"
 Call = torch._ops.OpOverload
 
 
@@ -285,3 +288,13 @@ def test_the_four_inputs() -> None:
     assert default_returned[0] == "cos_1"
     assert sorted(default_returned[1:]) == ["add_2", "cos"]
     assert "cos" not in default_calls
+
+
+def test_the_readme_shows_it_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its program runs as it stands, and prints the lines that stand below it."""
+    section = README.read_text().partition("## A function of four inputs")[2].partition("\n## ")[0]
+    program, *shown = re.findall(r"```python\n(.*?)```", section, re.S)
+    assert len(shown) == 2
+    exec(program, {})
+    printed = capsys.readouterr().out.splitlines()
+    assert all(line.rstrip() in printed for line in shown)
