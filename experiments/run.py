@@ -23,7 +23,7 @@ from experiments.registry import Cell, Experiment, Row, TextRow
 
 RESULTS = Path(__file__).parent / "results"
 INTERRUPTED = "interrupted"
-PACKAGES = ("optpart", "torch", "ortools", "networkx", "scipy", "numpy")
+PACKAGES = ("torch", "ortools", "networkx", "scipy", "numpy")
 
 
 def run(experiment: Experiment, folder: Path, *, smoke: bool = False, fresh: bool = False) -> list[TextRow]:
