@@ -100,12 +100,14 @@ class PeakSearch:
         self.start = time.perf_counter()
         self.stages: Stages = build_stages(self.problem)
         self.blocks: Blocks = find_blocks(self.problem)
-        self.nothing = self.add(baseline(self.problem.graph), "nothing recomputed")
         try:
-            for point in hull(self.problem, inputs_free=True):
-                self.add(point.plan, "parametric cut")
-        except NoPlan:
-            logger.debug("no plan keeps each op to one copy")
+            corners = [self.add(point.plan, "parametric cut") for point in hull(self.problem, inputs_free=True)]
+        except NoPlan as e:
+            raise RuntimeError(f"no plan at all: {e}") from e
+        self.nothing = corners[-1]  # least time: nothing recomputed, except what a tag demands
+        plan = baseline(self.problem.graph)
+        if all(self.problem.graph.values[v].savable for v in plan.saved(self.problem.graph)):
+            self.nothing = self.add(plan, "nothing recomputed")
 
     # --------------------------------------------------------------------------------------- helpers
 
@@ -173,7 +175,7 @@ class PeakSearch:
             self.find_smallest(min(5.0, self.limits.time_limit))
             raise InfeasibleBudget(limit, self.smallest)
         if self.nothing.live.peak_bytes <= limit:
-            return self._conclude(limit, self.nothing, 0.0)
+            return self._conclude(limit, self.nothing, 100.0 * self.nothing.live.overhead)
         bound = self._improve(limit)
         best = self.best(limit)
         if best is None:
@@ -192,8 +194,8 @@ class PeakSearch:
         for width in self._widths():
             status = self._from_above(limit, width, 0.5 * self.seconds_left())
             best = self.best(limit)
-            if best is not None and best.live.overhead == 0.0:
-                return 0.0
+            if best is not None and best.live.overhead <= self.nothing.live.overhead:
+                return 100.0 * self.nothing.live.overhead  # the least of all plans, whatever their memory
             if status.has_plan and best is not None:
                 break
         status, _none, bound = self._solve(limit, "below", 1, frozenset(), max(0.2 * total, self.seconds_left()))
@@ -242,7 +244,7 @@ class PeakSearch:
         """Budget = low + fraction (high - low); low's own plan is kept, so that 0.0 is never infeasible."""
         high = self.nothing.live.peak_bytes
         if fraction == 1.0:
-            return self._conclude(high, self.nothing, 0.0)
+            return self._conclude(high, self.nothing, 100.0 * self.nothing.live.overhead)
         self.find_smallest(min(SMALLEST_PEAK_SECONDS, 0.5 * self.limits.time_limit))
         low = self.smallest
         limit = low + int(fraction * (high - low))
@@ -253,7 +255,7 @@ class PeakSearch:
 
     def _conclude(self, limit: int, best: Candidate, bound: float | None) -> Result:
         total = self.problem.total_time
-        proven = 0.0 if bound is None else max(0.0, bound / 100.0 * (1 - 1e-6))
+        proven = max(self.nothing.live.overhead, 0.0 if bound is None else bound / 100.0 * (1 - 1e-6))
         overhead = best.live.overhead
         optimal = overhead == 0.0 or overhead <= proven * (1 + 1e-4) + 1e-9
         return conclude(

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from optpart.graph import Region, ValueKind
+from optpart.graph import Op, Region, ValueKind
 from optpart.liveness import resident_bytes
 from optpart.problem import Problem
 
@@ -52,15 +52,22 @@ class Stages:
     def values(self) -> tuple[int, ...]:
         """Forward-side values that a plan decides about: computed, and not held by the caller anyway."""
         graph = self.problem.graph
-        held = set(graph.forward_outputs) if self.problem.rule.hold_outputs else set()
+        held = caller_keeps(self.problem)
         return tuple(v.id for v in graph.values if is_forward_side(self.problem, v.id) and v.id not in held)
+
+    def may_rerun(self, op: Op) -> bool:
+        """May this op run in the backward, for the first time or again?"""
+        if op.region is Region.BACKWARD or not (op.recomputable or op.region is Region.EITHER):
+            return False
+        values = self.problem.graph.values
+        return all(values[v].savable for v in op.reads if values[v].producer is None)
 
     @functools.cached_property
     def rerunners(self) -> dict[int, tuple[int, ...]]:
         """Value -> ops that may run in the backward and read it then, in program order."""
         readers: dict[int, list[int]] = {v: [] for v in self.values}
         for op in self.problem.graph.ops:
-            if op.region is not Region.BACKWARD and (op.recomputable or op.region is Region.EITHER):
+            if self.may_rerun(op):
                 for v in dict.fromkeys(op.reads_again if op.region is Region.FORWARD else op.reads):
                     if v in readers:
                         readers[v].append(op.id)
@@ -80,7 +87,7 @@ class Stages:
             if op.region is Region.BACKWARD:
                 continue
             latest = max((last[v] for v in op.writes if v in last), default=None)
-            if latest is not None and (op.recomputable or op.region is Region.EITHER):
+            if latest is not None and self.may_rerun(op):
                 for v in op.reads_again if op.region is Region.FORWARD else op.reads:
                     if v in decided:
                         last[v] = max(latest, last.get(v, NOTHING))
@@ -106,14 +113,32 @@ class Stages:
         return frozenset(found)
 
 
+def caller_keeps(problem: Problem) -> frozenset[int]:
+    """Forward outputs that the backward may read as they are: the caller holds them anyway."""
+    graph = problem.graph
+    held = graph.forward_outputs if problem.rule.hold_outputs else ()
+    return frozenset(v for v in held if graph.values[v].savable)
+
+
 def is_forward_side(problem: Problem, v: int) -> bool:
     """Is the value computed by an op that may run in the forward?"""
     value = problem.graph.values[v]
     return value.producer is not None and problem.graph.ops[value.producer].region is not Region.BACKWARD
 
 
-def build_stages(problem: Problem, backward: Sequence[int] | None = None) -> Stages:
-    """The stages of a joint problem; ``backward`` is another order of its BACKWARD ops (program order)."""
+def build_stages(problem: Problem, backward: Sequence[int] | None = None, *, every: bool = False) -> Stages:
+    """The stages of a joint problem.
+
+    Args:
+        backward: another order of its BACKWARD ops than program order.
+        every: every backward op is a stage, also one that reads nothing of the forward side; ops can then
+            be run again ahead of any backward op, which is Checkmate's class.
+
+    Raises:
+        ValueError: a bare graph, or a backward that holds what is saved to its end (rule ``boxed`` False).
+    """
+    if not problem.graph.joint or not problem.rule.boxed:
+        raise ValueError("stages need a joint graph whose backward frees saved values at their last read")
     graph, sizes = problem.graph, problem.sizes
     order = tuple(backward or (op.id for op in graph.in_region(Region.BACKWARD)))
     held = graph.forward_outputs if problem.rule.hold_outputs else ()
@@ -128,13 +153,13 @@ def build_stages(problem: Problem, backward: Sequence[int] | None = None) -> Sta
     after: list[int] = []
     start = NOTHING
     live = fixed
-    caller_has = set(held)
+    caller_has = caller_keeps(problem)
     for j, o in enumerate(order):
         op = graph.ops[o]
         reads = frozenset(v for v in op.reads if is_forward_side(problem, v))
         written = sum(sizes[v] for v in op.writes)
         now = live + written + problem.workspace[o]
-        if reads - caller_has:
+        if every or reads - caller_has:
             ops.append(o)
             needs.append(reads - caller_has)
             before.append(live)

@@ -64,8 +64,10 @@ from optpart.problem import Problem
 from optpart.solver.sparse import INFINITY, SparseModel, Term
 
 Side = Literal["above", "below"]
-PLAN_CLASS = "stages: backward order given, recompute in the backward only, each op at most once between two backward ops"
-_CLOSED = "closed"
+PLAN_CLASS = (
+    "stages: program order, recompute in the backward only, ahead of backward ops that read forward values, "
+    "each op at most once there"
+)
 
 
 @dataclass(frozen=True)
@@ -184,7 +186,7 @@ class _Builder:
             if op.region is Region.EITHER:
                 self.early[op.id] = self.model.binary(self.cost[op.id])
                 self.model.offset -= self.cost[op.id]
-            if (op.recomputable or op.region is Region.EITHER) and writes:
+            if self.stages.may_rerun(op) and writes:
                 stop = max(self.last[v] for v in writes)
                 self.rerun[op.id] = {t: self.model.binary(self.cost[op.id]) for t in range(first, stop + 1)}
                 if self.side == "below" and first > 0:
@@ -192,6 +194,21 @@ class _Builder:
             for v in op.creates:
                 if v in self.last:
                     self._value(v, first)
+
+    def _always_early(self) -> None:
+        """Free ops that somebody waits for without reading them, or that have an effect: run in the forward."""
+        ops = self.graph.ops
+        wanted = [op.id for op in ops if op.region is Region.EITHER and not op.writes]
+        wanted += [a for op in ops for a in op.after if ops[a].region is Region.EITHER]
+        while wanted:
+            o = wanted.pop()
+            if o not in self.early:
+                self.early[o] = self.model.binary(self.cost[o])
+                self.model.offset -= self.cost[o]
+            if self.model.lower[self.early[o]] < 1.0:
+                self.model.lower[self.early[o]] = 1.0
+                producers = (self.graph.values[u].producer for u in ops[o].reads)
+                wanted += [p for p in producers if p is not None and ops[p].region is Region.EITHER]
 
     def _value(self, v: int, first: int) -> None:
         savable = self.graph.values[v].savable and v not in self.stages.dominated
@@ -236,6 +253,7 @@ class _Builder:
 
     def build(self) -> StageModel:
         self._variables()
+        self._always_early()
         self._logic()
         self._memory()
         self._forward_memory()
@@ -260,7 +278,7 @@ class _Builder:
                     redone = [(self.redone[o], -1.0)] if o in self.redone else []
                     kept = [(self.kept[v], -1.0)] if v in self.kept else []
                     m.at_most([(column, 1.0), *kept, *redone], 0.0)
-                if t in self.rerun.get(o, {}):
+                if t in self.rerun.get(o, {}) and v in self.made_by[v].writes:
                     m.at_most([(column, 1.0), (self.rerun[o][t], 1.0)], 1.0)
             if v in self.lost:
                 m.at_most([(self.kept[v], 1.0), (self.lost[v], 1.0)], 1.0)
