@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 
 from optpart.cost.devices import device_rows
 from optpart.explain import explain
+from optpart.figures import NoFigure, check_figure, draw_plan
 from optpart.plans import plan_to_json
 from optpart.problem import problem_to_json
 from optpart.report import Report
@@ -29,6 +30,7 @@ from optpart.settings import Settings, parse_budget
 from optpart.solver.base import InfeasibleBudget
 from optpart.streams import messages, stdout_to_stderr
 
+COMPILERS = ("aot_eager", "inductor")
 DONE, GRADIENTS_DIFFER, WRONG_ARGUMENT, INFEASIBLE, NO_PLAN, INTERRUPTED, CUT_OFF = 0, 1, 2, 3, 4, 130, 141
 
 
@@ -38,6 +40,7 @@ class WrongArgument(Exception):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler that measures memory is no news
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler, which measures memory, talks on stderr
     try:
         args = _parser().parse_args(argv)
@@ -69,8 +72,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def plan_command(args: argparse.Namespace) -> int:
     """optpart plan: solve, compare with PyTorch, check gradients, report."""
     settings = _settings(args)
-    _check_writable(args.plan, args.problem)
-    loaded = _load(args, fake=args.no_gradients)
+    _check_writable(args.plan, args.problem, args.timeline)
+    _check_figure(args.timeline)
+    loaded = _load(args, fake=args.no_gradients and not args.measure)
     config = {"preset": args.preset, **asdict(loaded.config)}
     try:
         with stdout_to_stderr():
@@ -81,6 +85,8 @@ def plan_command(args: argparse.Namespace) -> int:
                 loaded.batch,
                 compare=not args.no_compare,
                 check=not args.no_gradients,
+                measure=args.measure,
+                compiler=args.compiler,
                 name=args.model,
                 **settings,
             )
@@ -92,6 +98,9 @@ def plan_command(args: argparse.Namespace) -> int:
     for graph, suffix in zip(report.graphs, _suffixes(len(report.graphs))):
         _write(args.plan, suffix, plan_to_json(graph.plan))
         _write(args.problem, suffix, problem_to_json(graph.problem.with_budget(graph.budget_bytes)))
+        if args.timeline is not None:
+            with stdout_to_stderr():
+                draw_plan(_numbered(args.timeline, suffix), graph, f"{graph.name}: live memory, step by step")
     if args.json:
         _print_json(report_to_json(report))
     else:
@@ -178,7 +187,12 @@ def _parser() -> argparse.ArgumentParser:
     _model_arguments(command)
     _solver_arguments(command)
     command.add_argument("--json", action="store_true", help="one JSON object on standard output")
-    command.add_argument("--no-gradients", action="store_true", help="run no step and make no weights")
+    command.add_argument("--no-gradients", action="store_true", help="check no gradients, so run no step and make no weights")
+    command.add_argument("--measure", action="store_true", help="run a step and put the measured peak beside the predicted one")
+    command.add_argument(
+        "--compiler", metavar="C", default="aot_eager", choices=COMPILERS, help="of the measured step: aot_eager or inductor"
+    )
+    command.add_argument("--timeline", metavar="FILE", help="draw live bytes by step (svg, pdf, png)")
     command.add_argument("--no-compare", action="store_true", help="leave PyTorch's partitions out")
     command.add_argument("--plan", metavar="FILE", help="write the plan as JSON")
     command.add_argument("--problem", metavar="FILE", help="write the problem as JSON")
@@ -267,8 +281,19 @@ def _suffixes(n: int) -> list[str]:
 
 def _write(file: str | None, suffix: str, data: dict[str, Any]) -> None:
     if file is not None:
-        path = Path(file)
-        path.with_name(f"{path.stem}{suffix}{path.suffix}").write_text(json.dumps(data) + "\n")
+        _numbered(file, suffix).write_text(json.dumps(data) + "\n")
+
+
+def _numbered(file: str, suffix: str) -> Path:
+    path = Path(file)
+    return path.with_name(f"{path.stem}{suffix}{path.suffix}")
+
+
+def _check_figure(*files: str | None) -> None:
+    try:
+        check_figure(*files)
+    except NoFigure as e:
+        raise WrongArgument(e) from None
 
 
 def _say(message: object, code: int) -> int:

@@ -1,6 +1,6 @@
 """``plan``: look before you compile.  A model in, a report out.
 
-The model runs only if gradients are checked.  Single calls run if their costs are measured: their times
+The model runs only if gradients are checked or memory is measured.  Single calls run if their costs are measured: their times
 under ``cost_model="profiled"``, and their workspaces under a memory budget (see ``Settings.workspace``).
 
     model ──trace──> joint graphs ──capture, cost──> problems ──strategy──> results ──validate──> report
@@ -17,6 +17,7 @@ from typing import Any
 
 from torch import fx
 
+from optpart import measuring
 from optpart import torch_private as tp
 from optpart.capture import Capture, capture
 from optpart.cost.model import build_problem
@@ -25,7 +26,7 @@ from optpart.liveness import simulate
 from optpart.partitioner import FallbackWarning, Modules, Partition, Partitioner, emit
 from optpart.plans import Plan, baseline
 from optpart.problem import Problem
-from optpart.pytorch_plans import PytorchAnswer, pytorch_answer, pytorch_plan
+from optpart.pytorch_plans import PytorchAnswer, measured_answer, pytorch_answer, pytorch_plan
 from optpart.report import GraphReport, Report
 from optpart.settings import Settings
 from optpart.solver.base import InfeasibleBudget, Limits, Result, Status, conclude
@@ -48,6 +49,8 @@ def plan(
     *,
     compare: bool = True,
     check: bool = False,
+    measure: bool = False,
+    compiler: str = "aot_eager",
     name: str = "",
     **settings: Any,
 ) -> Report:
@@ -58,6 +61,9 @@ def plan(
         example_args: its arguments, whose shapes are planned for.
         compare: report PyTorch's partitions of the same graphs too.
         check: run a step and compare gradients with eager and with PyTorch's partitions.
+        measure: run a step and ask the allocator for its peak, PyTorch's partitions too if they are reported.
+        compiler: what the measured step is compiled with.  Inductor decomposes the graph first, and what runs is
+            a plan of the decomposed graph, made with the same settings.
         name: of the model, in the report; by default the name of its class.
         **settings: those of :class:`~optpart.settings.Settings`: memory_budget, cost_model, time_limit, ...
 
@@ -70,20 +76,31 @@ def plan(
     name = name or (type(model).__name__ if hasattr(model, "named_parameters") else getattr(model, "__name__", "model"))
     found = []
     for joint, graph_name in trace(model, example_args, name):
-        found.append(_plan_graph(joint, graph_name, chosen))
+        found.append(_plan_graph(joint, graph_name, chosen, workspaces=measure))
     graphs = [g for _, g in found]
     planned = time.perf_counter()
     if compare:
         graphs = [replace(g, pytorch=_compare(captured, g)) for captured, g in found]
     compared = time.perf_counter()
-    checked = check_gradients(model, example_args, partitioner=_Planned(found, **settings)) if check else None
+    plans = [(captured, Partition(g.problem, g.result, g.fallback, g.seconds)) for captured, g in found]
+    checked = check_gradients(model, example_args, partitioner=Planned(plans, **settings)) if check else None
+    checked_at = time.perf_counter()
+    measurement = None
+    if measure:
+        how: dict[str, Any] = {"compiler": compiler, "seed": chosen.seed}
+        measurement = measuring.measure(model, example_args, partitioner=Planned(plans, **settings), **how)
+        if len(graphs) == 1:  # a step of several graphs says nothing of one of them
+            answers = (measured_answer(a, model, example_args, **how) for a in graphs[0].pytorch)
+            graphs = [replace(graphs[0], pytorch=tuple(answers))]
     return Report(
         model=name,
         graphs=tuple(graphs),
         settings=chosen,
         gradients=checked,
+        measurement=measurement,
+        compiler=compiler,
         seconds_compare=compared - planned,
-        seconds_check=time.perf_counter() - compared,
+        seconds_check=checked_at - compared,
     )
 
 
@@ -112,12 +129,17 @@ def capture_joint(joint: tp.Joint, name: str) -> Capture:
     )
 
 
-def _plan_graph(joint: tp.Joint, name: str, settings: Settings) -> tuple[Capture, GraphReport]:
+def _plan_graph(
+    joint: tp.Joint, name: str, settings: Settings, *, workspaces: bool = False
+) -> tuple[Capture, GraphReport]:
+    """``workspaces``: count them in the report's peaks also if there is no budget that they would decide about."""
     start = time.perf_counter()
     captured = capture_joint(joint, name)
     problem = build_problem(captured.graph, settings.cost_model, measure_memory=settings.measure_memory)
     result, chosen, fallback = _solve(captured, problem, settings)
     seconds = time.perf_counter() - start
+    if workspaces and settings.workspace == "measured" and not settings.measure_memory:
+        problem = build_problem(captured.graph, settings.cost_model, measure_memory=True)
     return captured, GraphReport(
         problem=problem,
         result=result,
@@ -205,13 +227,13 @@ def nearest(answers: Sequence[PytorchAnswer], peak: int) -> PytorchAnswer:
     return min(answers, key=rank)
 
 
-# ---------------------------------------------------------------------------------------- gradient check
+# ------------------------------------------------------------------------------------- the plans as they run
 
 
-class _Planned(Partitioner):
-    """Partitions by the plans that were reported, so that the check is of these, and nothing is solved twice."""
+class Planned(Partitioner):
+    """Partitions by plans that are there already, so that what is checked or measured is these, and nothing is solved twice."""
 
-    def __init__(self, found: Sequence[tuple[Capture, GraphReport]], **settings: Any) -> None:
+    def __init__(self, found: Sequence[tuple[Capture, Partition]], **settings: Any) -> None:
         super().__init__(**settings)
         self._found = found
 
@@ -221,8 +243,8 @@ class _Planned(Partitioner):
             num_fwd_outputs=kwargs["num_fwd_outputs"],
             static_lifetime_input_indices=kwargs.get("static_lifetime_input_indices"),
         )
-        for known, g in self._found:
-            if replace(known.graph, name="") == captured.graph:
-                self.partitions.append(Partition(g.problem, g.result, g.fallback, g.seconds))
-                return emit(captured, g.problem, g.result, check=False)
+        for known, partition in self._found:
+            if replace(known.graph, name="") == captured.graph and partition.problem and partition.result:
+                self.partitions.append(partition)
+                return emit(captured, partition.problem, partition.result, check=False)
         return super().__call__(gm, joint_inputs, **kwargs)  # a nested region

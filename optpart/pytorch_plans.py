@@ -15,8 +15,9 @@ an input that was overwritten, draw new random numbers, or fail: then the answer
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,10 +27,13 @@ from optpart import torch_private as tp
 from optpart.capture import Capture
 from optpart.graph import ValueKind
 from optpart.liveness import simulate
+from optpart.measuring import measure_backend
 from optpart.plans import Plan
 from optpart.problem import Problem
 from optpart.units import Bytes
 from optpart.validate import validate
+
+logger = logging.getLogger(__name__)
 
 METHODS = ("default", "min-cut", "budget")
 
@@ -45,6 +49,7 @@ class PytorchAnswer:
     ``plan`` is None if there is none, and then so are the numbers.  ``problem`` says what is wrong: why there
     is no plan, or what in it breaks a rule ("" = nothing).  ``saved_bytes`` counts what the backward graph is
     handed; should an op run again although its value is saved, ``peak_bytes`` takes the reruns' values.
+    ``measured_peak_bytes``: the allocator's, everything resident included, if a step was run.
     """
 
     method: str
@@ -55,6 +60,7 @@ class PytorchAnswer:
     overhead: float | None
     problem: str
     seconds: float
+    measured_peak_bytes: Bytes | None = None
 
 
 def pytorch_plan(capture: Capture, method: str, budget: float | None = None) -> Plan:
@@ -102,6 +108,29 @@ def pytorch_answer(capture: Capture, problem: Problem, method: str, budget: floa
         problem="; ".join(faults[:3]),
         seconds=seconds,
     )
+
+
+def measured_answer(
+    answer: PytorchAnswer, model: Callable[..., Any], args: Sequence[Any], *, compiler: str = "aot_eager", seed: int = 0
+) -> PytorchAnswer:
+    """The answer with the peak of a step that runs PyTorch's own two graphs, not ours of the same plan.
+
+    Under Inductor there is no "default": the answer comes back as it is, and so it does if the step fails.
+    """
+    if compiler == "inductor":
+        if answer.method == "default":
+            return answer
+        backend = tp.compiler_backend(compiler, None)
+    else:
+        partition = tp.default_partition if answer.method == "default" else tp.min_cut_partition
+        backend = tp.compiler_backend(compiler, partition)
+    try:
+        with tp.pytorch_budget(1.0 if answer.budget is None else answer.budget):
+            found = measure_backend(model, args, backend, seed=seed, repeats=1)
+    except Exception as e:  # what PyTorch's partition trips over is no failure of ours
+        logger.info("PyTorch's %s partition does not run: %s", answer.method, e)
+        return answer
+    return replace(answer, measured_peak_bytes=found.measured_peak_bytes)
 
 
 # ----------------------------------------------------------------------------------------- partitioning

@@ -27,6 +27,7 @@ from optpart.units import Bytes, format_bytes, format_time
 
 if TYPE_CHECKING:  # both import torch; a report only carries them
     from optpart.gradients import GradientCheck
+    from optpart.measuring import Measurement
     from optpart.pytorch_plans import PytorchAnswer
 
 WORST_LAST = (Status.OPTIMAL, Status.FEASIBLE, Status.NO_PLAN, Status.INFEASIBLE)
@@ -58,7 +59,8 @@ class GraphReport:
 
 @dataclass(frozen=True)
 class Report:
-    """A model's plans.  ``gradients`` is None if they were not checked; ``config`` is how the model was made."""
+    """A model's plans.  ``gradients`` is None if they were not checked, ``measurement`` if no step was measured
+    (with ``compiler``); ``config`` is how the model was made."""
 
     model: str
     graphs: tuple[GraphReport, ...]
@@ -67,6 +69,8 @@ class Report:
     config: Mapping[str, Any] = field(default_factory=dict)
     seconds_compare: float = 0.0
     seconds_check: float = 0.0
+    measurement: Measurement | None = None
+    compiler: str = "aot_eager"
 
     @property
     def status(self) -> Status:
@@ -125,9 +129,12 @@ def share(graphs: Sequence[GraphReport], fractions: Sequence[float]) -> float:
 
 def report_text(report: Report) -> str:
     """The report for a person: one block a graph, the check of gradients at the end; lines as wide as they need."""
-    blocks = [_graph_text(g) for g in report.graphs]
+    measured = report.measurement if len(report.graphs) == 1 else None
+    blocks = [_graph_text(g, measured) for g in report.graphs]
     if len(report.graphs) > 1:
         blocks.insert(0, _total_text(report))
+    if report.measurement is not None:
+        blocks.append(_measured_text(report.measurement, report.compiler))
     if report.gradients is not None:
         blocks.append(_gradients_text(report.gradients))
     return "\n\n".join(blocks) + "\n"
@@ -143,7 +150,7 @@ def _total_text(report: Report) -> str:
     return "\n".join(lines)
 
 
-def _graph_text(g: GraphReport) -> str:
+def _graph_text(g: GraphReport, found: Measurement | None) -> str:
     problem, result = g.problem, g.result
     run = format_time(problem.total_time) if problem.cost_model != "unit" else f"{problem.total_time:g} units of time"
     lines = [
@@ -159,23 +166,27 @@ def _graph_text(g: GraphReport) -> str:
     ]
     lines += [f"  note        {note}" for note in result.notes]
     lines += [f"  fallback    {g.fallback}"] if g.fallback else []
-    return "\n\n".join(["\n".join(lines), *_tables(g)])
+    return "\n\n".join(["\n".join(lines), *_tables(g, found)])
 
 
-def _tables(g: GraphReport) -> Iterable[str]:
+def _tables(g: GraphReport, found: Measurement | None) -> Iterable[str]:
     """Memory beside PyTorch's; what is saved; what is recomputed; what may not be."""
     rows = [
         ("this plan", g.liveness.peak_bytes, g.liveness.saved_bytes, g.liveness.overhead, len(g.plan.recomputes())),
         ("nothing recomputed", g.kept_all.peak_bytes, g.kept_all.saved_bytes, 0.0, 0),
     ]
-    troubles = []
+    troubles: list[str] = []
+    measured = {} if found is None else {"this plan": format_bytes(found.measured_peak_bytes)}
     for a in g.pytorch:
         name = f"PyTorch {a.method}" + ("" if a.budget is None else f" {a.budget:g}")
+        measured |= {} if a.measured_peak_bytes is None else {name: format_bytes(a.measured_peak_bytes)}
         if a.plan is not None and a.peak_bytes is not None and a.saved_bytes is not None and a.overhead is not None:
             rows.append((name, a.peak_bytes, a.saved_bytes, a.overhead, len(a.plan.recomputes())))
         troubles += [f"  {name}: {a.problem}"] if a.problem else []
-    cells = [(n, format_bytes(p), format_bytes(s), f"{o:.2%}", str(r)) for n, p, s, o, r in rows]
-    yield "\n".join([_table(("", "peak", "saved", "overhead", "recomputed ops"), cells), *troubles])
+    header = ["", "peak", "saved", "overhead", "recomputed ops"] + (["measured peak"] if measured else [])
+    cells = [[n, format_bytes(p), format_bytes(s), f"{o:.2%}", str(r)] for n, p, s, o, r in rows]
+    cells = [[*row, measured.get(row[0], "")] for row in cells] if measured else cells
+    yield "\n".join([_table(header, cells), *troubles])
     time = format_time if g.problem.cost_model != "unit" else "{:g}".format
     saved = [(_op(r.kind), str(r.count), format_bytes(r.nbytes), time(r.time)) for r in saved_rows(g.problem, g.plan)]
     again = [(_op(r.kind), str(r.count), format_bytes(r.nbytes), time(r.time)) for r in recomputed_rows(g.problem, g.plan)]
@@ -212,6 +223,15 @@ def _gradients_text(check: GradientCheck) -> str:
         what = "fails" if check.min_cut_agrees is None else "gives other gradients than eager"
         lines.append(f"PyTorch's min-cut {what} here.")
     return "\n".join(lines)
+
+
+def _measured_text(found: Measurement, compiler: str) -> str:
+    if found.difference_bytes is None:
+        beside = "nothing predicted"
+    else:
+        beside = f"{found.difference_bytes:+d} bytes from the prediction" if found.difference_bytes else "as predicted, to the byte"
+    peak = f"{format_bytes(found.measured_peak_bytes)} ({found.measured_peak_bytes} bytes)"
+    return f"measured: peak {peak} under {compiler}, {beside}; {format_time(found.seconds * 1e6)} a step"
 
 
 def _fractions(overhead: float, bound: float | None, the_gap: float | None) -> str:

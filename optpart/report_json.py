@@ -15,6 +15,7 @@ from optpart.summary import Row, fixed_rows, recomputed_rows, saved_rows
 
 if TYPE_CHECKING:  # both import torch
     from optpart.gradients import GradientCheck
+    from optpart.measuring import Measurement
     from optpart.pytorch_plans import PytorchAnswer
 
 
@@ -44,6 +45,7 @@ def report_to_json(report: Report) -> dict[str, Any]:
         "deterministic": all(g.result.deterministic for g in report.graphs),
         "fallback": report.fallback,
         "gradients": None if report.gradients is None else gradients_to_json(report.gradients),
+        **measurement_to_json(report.measurement, report.compiler),
         "pytorch": _pytorch_of_all(report.graphs),
         "cost_model": _common(g.problem.cost_model for g in report.graphs),
         "seed": settings.seed,
@@ -56,7 +58,10 @@ def report_to_json(report: Report) -> dict[str, Any]:
 
 def infeasible_to_json(model: str, config: Mapping[str, Any], settings: Settings, error: InfeasibleBudget) -> dict[str, Any]:
     """The object that stands for a report when no plan fits the budget: the same keys, those of a plan null."""
-    missing = ("overhead", "bound", "gap", "peak_bytes", "saved_bytes", "recomputed_ops", "seconds", "fallback", "gradients")
+    missing = (
+        *("overhead", "bound", "gap", "peak_bytes", "saved_bytes", "recomputed_ops", "seconds", "fallback"),
+        *("gradients", "measured_peak_bytes", "measurement"),
+    )
     return {
         "format": "optpart-report-1",
         "model": model,
@@ -84,6 +89,15 @@ def gradients_to_json(check: GradientCheck) -> dict[str, Any]:
         "fallbacks": check.fallbacks,
         "compared": check.compared,
     }
+
+
+def measurement_to_json(found: Measurement | None, compiler: str) -> dict[str, Any]:
+    """The measured peak, and all that was measured with it; both None if no step was run."""
+    if found is None:
+        return {"measured_peak_bytes": None, "measurement": None}
+    names = ("resident_bytes", "predicted_peak_bytes", "measured_peak_bytes", "difference_bytes", "seconds")
+    measured = {"compiler": compiler} | {name: getattr(found, name) for name in names}
+    return {"measured_peak_bytes": found.measured_peak_bytes, "measurement": measured}
 
 
 def versions() -> dict[str, str]:
@@ -130,7 +144,7 @@ def _graph_to_json(g: GraphReport) -> dict[str, Any]:
             {"reason": r.reason, "ops": r.ops, "bytes": r.nbytes, "saved_bytes": r.saved_bytes}
             for r in fixed_rows(g.problem, g.plan)
         ],
-        "pytorch": [_answer_to_json(a) for a in g.pytorch],
+        "pytorch": [answer_to_json(a) for a in g.pytorch],
     }
 
 
@@ -140,11 +154,12 @@ def _row_to_json(g: GraphReport, row: Row) -> dict[str, Any]:
     return {"op": row.kind, "count": row.count, "bytes": row.nbytes, "time_fraction": row.time / total if total else 0.0}
 
 
-def _answer_to_json(a: PytorchAnswer) -> dict[str, Any]:
+def answer_to_json(a: PytorchAnswer) -> dict[str, Any]:
     return {
         "method": a.method,
         "budget": a.budget,
         "peak_bytes": a.peak_bytes,
+        "measured_peak_bytes": a.measured_peak_bytes,
         "saved_bytes": a.saved_bytes,
         "overhead": a.overhead,
         "recomputed_ops": None if a.plan is None else len(a.plan.recomputes()),
@@ -157,7 +172,7 @@ def _pytorch_of_all(graphs: Sequence[GraphReport]) -> list[dict[str, Any]]:
     """PyTorch's answers for all graphs together, by method; None where a graph has none."""
     rows = []
     for method in dict.fromkeys(a.method for g in graphs for a in g.pytorch):
-        found = [_answer_to_json(a) for g in graphs for a in g.pytorch if a.method == method]
+        found = [answer_to_json(a) for g in graphs for a in g.pytorch if a.method == method]
 
         def total(key: str, combine: Callable[[list[Any]], Any], found: list[dict[str, Any]] = found) -> Any:
             values = [f[key] for f in found]
@@ -168,6 +183,7 @@ def _pytorch_of_all(graphs: Sequence[GraphReport]) -> list[dict[str, Any]]:
                 "method": method,
                 "budget": _common(f["budget"] for f in found),
                 "peak_bytes": total("peak_bytes", max),
+                "measured_peak_bytes": total("measured_peak_bytes", max),
                 "saved_bytes": total("saved_bytes", sum),
                 "overhead": total("overhead", lambda fractions: share(graphs, fractions)),
                 "recomputed_ops": total("recomputed_ops", sum),

@@ -34,10 +34,10 @@ class Band(StrEnum):
     INPUTS = "inputs"
     OUTPUTS = "outputs"
     GRADIENTS = "gradients"
-    SAVED = "saved"
-    FORWARD = "forward, not saved"
-    RECOMPUTED = "recomputed"
-    BACKWARD = "backward"
+    SAVED = "saved values"
+    FORWARD = "forward values, not saved"
+    RECOMPUTED = "recomputed values"
+    BACKWARD = "backward values"
     WORKSPACE = "workspace"
 
 

@@ -51,6 +51,7 @@ ORDER = (
     ("pytorch_plans", "pytorch_cut"),
     ("report",),
     ("report_json",),
+    ("figures",),
     ("planning",),
     ("streams",),
     ("cli",),
@@ -62,7 +63,7 @@ NO_TORCH = (
     *("solver", "formulation", "peers", "strategy"),
 )
 # Imported without torch, and import it inside a function.
-TORCH_WHEN_CALLED = ("cost", "settings", "report", "report_json", "cli")
+TORCH_WHEN_CALLED = ("cost", "settings", "report", "report_json", "figures", "cli")
 
 # FakeTensorMode has no public name yet; the zoo stands alone, so it does not go through torch_private.
 ALLOWED_PRIVATE = {("models/registry.py", "torch._subclasses.fake_tensor")}

@@ -54,6 +54,18 @@ def test_plan_as_json(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None
     assert numbers == tuple(data[k] for k in ("peak_bytes", "saved_bytes", "overhead", "recomputed_ops"))
 
 
+def test_a_measured_plan_and_its_timeline(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    timeline = tmp_path / "t.svg"
+    more = ["--no-gradients", "--memory-budget", "0.5", "--cost-model", "unit"]
+    assert main(["plan", *TINY, *more, "--measure", "--json", "--timeline", str(timeline)]) == 0
+    data = json.loads(capfd.readouterr().out)
+    assert data["measured_peak_bytes"] == data["peak_bytes"] <= data["budget_bytes"]
+    assert (data["measurement"]["difference_bytes"], data["measurement"]["compiler"]) == (0, "aot_eager")
+    assert [a["measured_peak_bytes"] == a["peak_bytes"] for a in data["pytorch"]] == [True] * 3
+    assert timeline.read_text().startswith("<?xml")
+
+
 def test_plan_as_text(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", *TINY, "--no-gradients", "--no-compare", "--cost-model", "unit"]) == 0
     out = capfd.readouterr().out
@@ -139,6 +151,8 @@ def test_fallback_is_said_and_raise_is_obeyed(capfd: pytest.CaptureFixture[str],
         (["plan", "mlp", "--time-limit", "soon"], "invalid float value: 'soon'"),
         (["plan", "mlp", "--on-failure", "cry"], "on_failure='cry'"),
         (["plan", "mlp", "--plan", "no/such/place"], "cannot write no/such/place"),
+        (["plan", "mlp", "--timeline", "a.gif"], "the name has to end in .svg, .pdf or .png"),
+        (["plan", "mlp", "--compiler", "gcc"], "invalid choice: 'gcc'"),
         (["explain", *TINY, "relux"], "there is, for example: relu"),
         (["plan"], "the following arguments are required: MODEL"),
         (["plam"], "invalid choice: 'plam'"),

@@ -68,6 +68,30 @@ def test_pytorch_stands_beside_it() -> None:
     assert "PyTorch min-cut" in str(report)
 
 
+def test_a_measured_report() -> None:
+    """Without a budget nobody asks for workspaces; measured peaks are compared with peaks that have them."""
+    vit = models.load("vit", "tiny")
+    plain = optpart.plan(vit.model, vit.batch, compare=False)
+    report = optpart.plan(vit.model, vit.batch, measure=True)
+    assert report.graphs[0].plan == plain.graphs[0].plan
+    assert report.measurement is not None
+    assert report.measurement.measured_peak_bytes == report.peak_bytes == report.measurement.predicted_peak_bytes
+    assert report.peak_bytes > plain.peak_bytes
+    assert [a.measured_peak_bytes for a in report.graphs[0].pytorch] == [a.peak_bytes for a in report.graphs[0].pytorch]
+    assert "under aot_eager, as predicted, to the byte" in str(report)
+    assert "measured peak" in str(report)
+    assert "measured" not in str(plain)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # Dynamo asks a tensor between two graphs for it
+def test_a_measured_step_of_several_graphs() -> None:
+    with pytest.warns(planning.GraphBreakWarning):
+        report = optpart.plan(Broken(), (torch.randn(3, 4),), measure=True)
+    assert len(report.graphs) == 2
+    assert "nothing predicted" in str(report)
+    assert all(a.measured_peak_bytes is None for g in report.graphs for a in g.pytorch)
+
+
 def test_fake_weights_give_the_same_problem() -> None:
     fake = models.load("mlp", "tiny", fake=True)
     problems = [optpart.plan(m.model, m.batch, compare=False).graphs[0].problem for m in (MLP, fake)]
