@@ -155,14 +155,15 @@ class _Builder:
         if not isinstance(tensor, torch.Tensor):
             return
         kind = ValueKind.STATIC if node in self.static or node.op == "get_attr" else ValueKind.INPUT
-        if node in self.side.backward:
-            kind = ValueKind.TANGENT
         key = storage_key(tensor)
-        if key not in self.keys:
+        v = self.keys.get(key)
+        if node in self.side.backward:  # its fake tensor may be that of the input whose new contents it belongs to
+            kind, v = ValueKind.TANGENT, None
+        if v is None:
             fixed = node in self.overwritten
             reason = "overwritten before the backward" if fixed else ""
-            self.keys[key] = self._value(node.name, storage_bytes(tensor), kind, None, not fixed, reason)
-        v = self.keys[key]
+            v = self._value(node.name, storage_bytes(tensor), kind, None, not fixed, reason)
+            self.keys.setdefault(key, v)
         self.roots[v][len(self.roots[v])] = node
         self.storages[node] = (v,)
         if node in self.written:

@@ -17,13 +17,17 @@ of the random generator), which in turn has to be close to eager.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import random
+import warnings
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from conventions import check_conventions
+from functorch.compile import aot_function, make_boxed_func
 from torch import nn
 
 from optpart import torch_private as tp
@@ -112,7 +116,12 @@ PLANS: dict[str, Planner] = {
     "repeats 1": repeats(1),
     "repeats 2": repeats(2),
 }
-FEW = ("all again", "repeats 1")
+
+
+def few(name: str) -> tuple[str, ...]:
+    """Two plans for a case: the one that redoes most, and one of the others in turn."""
+    others = [p for p in PLANS if p != "all again"]
+    return "all again", others[zlib.crc32(name.encode()) % len(others)]
 
 
 def planned(make_plan: Planner, seen: list[tuple[Capture, Plan]] | None = None, **options: Any) -> Callable[..., Any]:
@@ -157,6 +166,16 @@ def backward(out: Any, generator: torch.Generator) -> None:
     torch.autograd.backward(outs, [torch.randn(t.shape, generator=generator, dtype=t.dtype) for t in outs])
 
 
+@contextlib.contextmanager
+def only_our_warnings() -> Iterator[None]:
+    """Dynamo does itself what torch warns of."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".* should not be instantiated", DeprecationWarning)
+        warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf", UserWarning)
+        yield
+
+
+@only_our_warnings()
 def step(
     fn: Callable[..., Any],
     args: Sequence[Any],
@@ -247,3 +266,22 @@ def check(
 def leaf(*shape: int, **options: Any) -> torch.Tensor:
     """A random tensor that wants a gradient."""
     return torch.randn(*shape, **options).requires_grad_()
+
+
+# A case makes its function (or module) and arguments when it is run, and may have options of `check`.
+Case = Callable[[], tuple[Any, ...]]
+
+
+def run_case(name: str, case: Case, plans: Sequence[str] | None = None) -> None:
+    fn, args, *options = case()
+    check(fn, args, plans=few(name) if plans is None else plans, **(options[0] if options else {}))
+
+
+def without_dynamo(fn: Callable[..., Any], partition_fn: Callable[..., Any]) -> Callable[..., Any]:
+    """``aot_function``, which knows no static inputs and traces what Dynamo does not."""
+
+    def compiler(module: Any, _: Any) -> Any:
+        return make_boxed_func(module.forward)
+
+    compiled: Callable[..., Any] = aot_function(fn, fw_compiler=compiler, bw_compiler=compiler, partition_fn=partition_fn)
+    return compiled
