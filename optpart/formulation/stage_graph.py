@@ -29,6 +29,7 @@ from optpart.liveness import resident_bytes
 from optpart.problem import Problem
 
 NOTHING = -1  # "no such step": below every size
+CONE = 16  # ops that are looked at behind a value for one that all its uses pass through
 
 
 @dataclass(frozen=True)
@@ -98,19 +99,39 @@ class Stages:
     def dominated(self) -> frozenset[int]:
         """Values u that need not be saved by the forward, because saving what is made of them is no worse.
 
-        The backward does not read u, one op o alone can read it again, and what o makes and the backward
-        may want takes no more bytes.  A plan that keeps u from the forward can keep o's outputs instead:
-        the forward has just made them, the memory is no higher at any step, and no run of o is needed.
+        All that can be made of u in the backward passes through one forward op o, the backward reads nothing
+        before that, and what o makes takes no more bytes.  A plan that keeps u from the forward can keep o's
+        outputs instead: the forward has just made them, the memory is no higher at any step, and the runs
+        between u and o are not needed.
         """
+        return frozenset(u for u in self.rerunners if self._better_saved_later(u))
+
+    def _better_saved_later(self, u: int) -> bool:
         graph, sizes = self.problem.graph, self.problem.sizes
-        needed = frozenset().union(*self.needs)
-        found: set[int] = set()
-        for u, readers in self.rerunners.items():
-            if len(readers) == 1 and u not in needed and graph.ops[readers[0]].region is Region.FORWARD:
-                made = [v for v in graph.ops[readers[0]].writes if v in self.last_use]
-                if all(graph.values[v].savable for v in made) and sum(sizes[v] for v in made) <= sizes[u]:
-                    found.add(u)
-        return frozenset(found)
+        needed = self.needed
+        waiting = {u}
+        ran: set[int] = set()
+        for _ in range(CONE):
+            if waiting & needed:
+                return False
+            readers = {o for v in waiting for o in self.rerunners[v]} - ran
+            if not readers:
+                return False
+            o = min(readers)  # program order
+            if graph.ops[o].region is not Region.FORWARD:
+                return False
+            ran.add(o)
+            made = {v for v in graph.ops[o].writes if v in self.last_use}
+            waiting = {v for v in waiting if not ran.issuperset(self.rerunners[v])}
+            if not waiting and sum(sizes[v] for v in made) <= sizes[u]:
+                return all(graph.values[v].savable for v in made)
+            waiting |= made
+        return False
+
+    @functools.cached_property
+    def needed(self) -> frozenset[int]:
+        """Forward-side values that some stage reads."""
+        return frozenset().union(*self.needs)
 
 
 def caller_keeps(problem: Problem) -> frozenset[int]:

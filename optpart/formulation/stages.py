@@ -217,8 +217,8 @@ class _Builder:
             self.kept[v] = self.model.binary()
             if self.side == "below" and first > 0:
                 self.lost[v] = self.model.binary()
-        if v in self.stages.dominated and not self.inside and self.inside is not None:
-            self.carried[v] = {}  # rows of the stages' own ops aside, its reader can run at once instead
+        if self.side == "above" and v in self.stages.dominated and self.inside == frozenset():
+            self.carried[v] = {}  # seldom worth its column: its reader can mostly run at once instead
             return
         begin = first if self.side == "below" and first > 0 else first + 1
         self.carried[v] = {t: self.model.binary() for t in range(begin, stop + 1)}
