@@ -13,6 +13,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # the same names for type checkers and editors; a test compares the two lists
+    from optpart.frontiers import frontier as frontier
     from optpart.gradients import check_gradients as check_gradients
     from optpart.measuring import measure as measure
     from optpart.partitioner import Partitioner as Partitioner
@@ -26,6 +27,7 @@ _HOME = {
     "Partitioner": "optpart.partitioner",
     "backend": "optpart.partitioner",
     "check_gradients": "optpart.gradients",
+    "frontier": "optpart.frontiers",
     "measure": "optpart.measuring",
     "partition": "optpart.partitioner",
     "plan": "optpart.planning",

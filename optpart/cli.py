@@ -21,7 +21,8 @@ from typing import Any, NoReturn
 
 from optpart.cost.devices import device_rows
 from optpart.explain import explain
-from optpart.figures import NoFigure, check_figure, draw_plan
+from optpart.figures import NoFigure, check_figure, draw_frontier, draw_plan
+from optpart.frontier_report import frontier_text, frontier_to_csv, frontier_to_json
 from optpart.plans import plan_to_json
 from optpart.problem import problem_to_json
 from optpart.report import Report
@@ -62,8 +63,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         except BrokenPipeError:  # the reader had enough (| head)
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return CUT_OFF
-        except KeyboardInterrupt:
-            return _say("interrupted", INTERRUPTED)
+        except KeyboardInterrupt as e:
+            return _say(f"interrupted; {e}" if str(e) else "interrupted", INTERRUPTED)
 
 
 # --------------------------------------------------------------------------------------------- commands
@@ -111,6 +112,47 @@ def plan_command(args: argparse.Namespace) -> int:
 def _agrees(report: Report) -> bool:
     check = report.gradients
     return check is None or (check.agree and check.equal_bitwise)
+
+
+def frontier_command(args: argparse.Namespace) -> int:
+    """optpart frontier: peak memory against recompute time, ours beside PyTorch's, as planned and as measured."""
+    settings = _settings(args)
+    del settings["memory_budget"]
+    _check_writable(args.csv, args.svg)
+    _check_figure(args.svg)
+    if args.points < 2:
+        raise WrongArgument(f"--points {args.points}: expected 2 or more")
+    loaded = _load(args, fake=args.no_measure)
+    with stdout_to_stderr():
+        from optpart.frontiers import frontier
+        from optpart.progress import Bar
+
+        with Bar() as bar:
+            try:
+                found = frontier(
+                    loaded.model,
+                    loaded.batch,
+                    points=args.points,
+                    measured=not args.no_measure,
+                    compare=not args.no_compare,
+                    name=args.model,
+                    fresh=args.fresh,
+                    watch=bar,
+                    **settings,
+                )
+            except KeyboardInterrupt:
+                raise KeyboardInterrupt("what is finished is kept, and the same command goes on from there") from None
+    found = replace(found, config={"preset": args.preset, **asdict(loaded.config)})
+    if args.csv is not None:
+        Path(args.csv).write_text(frontier_to_csv(found))
+    if args.svg is not None:
+        with stdout_to_stderr():
+            draw_frontier(args.svg, found, f"{args.model}: peak memory against recompute time")
+    if args.json:
+        _print_json(frontier_to_json(found))
+    else:
+        print(frontier_text(found), end="")
+    return DONE
 
 
 def explain_command(args: argparse.Namespace) -> int:
@@ -197,6 +239,17 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--plan", metavar="FILE", help="write the plan as JSON")
     command.add_argument("--problem", metavar="FILE", help="write the problem as JSON")
 
+    command = add("frontier", frontier_command, "peak memory against recompute time, beside PyTorch's")
+    _model_arguments(command)
+    command.add_argument("--points", metavar="N", type=int, default=12, help="budgets, from the smallest peak to the least time")
+    _solver_arguments(command, budget=False)
+    command.add_argument("--csv", metavar="FILE", help="write a row for each point, and for each of PyTorch's")
+    command.add_argument("--svg", metavar="FILE", help="draw it (svg, pdf, png)")
+    command.add_argument("--json", action="store_true", help="one JSON object on standard output")
+    command.add_argument("--no-measure", action="store_true", help="run no step and make no weights")
+    command.add_argument("--no-compare", action="store_true", help="leave PyTorch's partitions out")
+    command.add_argument("--fresh", action="store_true", help="do again what an earlier run of the same command has finished")
+
     command = add("explain", explain_command, "why a value is saved or an op recomputed")
     _model_arguments(command)
     command.add_argument("name", metavar="VALUE_OR_OP", help="its name in the graph, such as addmm_1")
@@ -220,8 +273,9 @@ def _model_arguments(command: argparse.ArgumentParser) -> None:
     )
 
 
-def _solver_arguments(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--memory-budget", metavar="B", default="none", help="0.5 (a fraction), '300 MiB', bytes, auto")
+def _solver_arguments(command: argparse.ArgumentParser, *, budget: bool = True) -> None:
+    if budget:
+        command.add_argument("--memory-budget", metavar="B", default="none", help="0.5 (a fraction), '300 MiB', bytes, auto")
     command.add_argument("--cost-model", metavar="M", default="roofline", help="roofline, roofline:h100, bytes, flops, unit, profiled")
     command.add_argument("--time-limit", metavar="S", type=float, default=30.0, help="seconds for the solver")
     command.add_argument("--seed", metavar="N", type=int, default=0)

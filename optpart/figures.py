@@ -9,15 +9,19 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from optpart.liveness import simulate
 from optpart.report import GraphReport
 from optpart.timelines import Band, Timeline, timeline
 from optpart.units import format_bytes
+
+if TYPE_CHECKING:  # imports torch; its data is only read
+    from optpart.frontiers import Frontier
 
 SUFFIXES = (".svg", ".pdf", ".png")
 # face colour, hatch; brightness and hatching of neighbours in the stack differ
@@ -32,9 +36,10 @@ LOOK = {
     Band.BACKWARD: ("#e6dcc8", ""),
     Band.WORKSPACE: ("#3b3b3b", "xxxx"),
 }
-INK, FAINT, RED = "#22262a", "#6b737b", "#9d1c20"
+INK, FAINT, RED, BLUE = "#22262a", "#6b737b", "#9d1c20", "#2f6690"
 OTHER = {"color": RED, "linewidth": 1.1, "linestyle": (0, (4, 1.6))}
 LIMIT = {"color": INK, "linewidth": 0.9, "linestyle": (0, (1, 2))}
+PROVEN = {"color": INK, "linewidth": 0.9, "linestyle": (0, (1, 1.2))}
 STYLE: Any = {
     "font.family": "DejaVu Sans",  # comes with matplotlib
     "font.size": 9.0,
@@ -242,3 +247,71 @@ def _peak_panel(
 def _short(name: str, letters: int) -> str:
     """The middle of a long name is left out: its end has the number."""
     return name if len(name) <= letters else f"{name[: letters - 8]}…{name[-7:]}"
+
+
+# -------------------------------------------------------------------------------------------- frontier
+
+PYTORCH = {"budget": ("x", "PyTorch, memory budget"), "min-cut": ("s", "PyTorch, min-cut"), "default": ("D", "PyTorch, default")}
+
+
+def draw_frontier(file: str | Path, found: Frontier, title: str = "") -> None:
+    """Peak against overhead: our points as a staircase, what is proven below it, PyTorch's partitions beside it.
+
+    Between the two curves lies what is neither reached nor ruled out.  Peaks are measured where a step was run.
+
+    Raises:
+        NoFigure: no matplotlib, or an unknown suffix.
+    """
+    peaks: list[int] = [m.peak_bytes for m in found.measured] or [p.peak_bytes for p in found.points]
+    theirs = [
+        (a, a.measured_peak_bytes or a.peak_bytes, 100 * a.overhead)
+        for a in found.pytorch
+        if a.peak_bytes is not None and a.overhead is not None
+    ]
+    highest = max([found.points[-1].budget_bytes, *peaks, *(x for _, x, _ in theirs)])
+    scale, unit = _unit(highest)
+    with _figure(file, 8.6, 4.6) as figure:
+        axes = figure.add_axes((0.08, 0.125, 0.66, 0.79))
+        lowest = min([*peaks, *(x for _, x, _ in theirs)])
+        margin = max(0.04 * (highest - lowest), 0.001 * highest)
+        right = (highest + margin) / scale
+        ours = [(x / scale, 100 * p.overhead) for x, p in zip(peaks, found.points)]
+        bounds = [(p.budget_bytes / scale, 100 * (p.bound or 0.0)) for p in found.points]
+        last = (right, ours[-1][1])
+        axes.step(*zip(*ours, last), where="post", color=BLUE, linewidth=1.4)
+        style = {"color": BLUE, "marker": "o", "markersize": 5, "clip_on": False, "zorder": 4}
+        axes.plot(*zip(*ours), linestyle="none", label="optpart", **style)
+        axes.step(*zip(*bounds, (right, 0.0)), where="pre", label="proven lower bound", **PROVEN)
+        _open(axes, ours, bounds, right)
+        for method, (marker, label) in PYTORCH.items():
+            dots = [(x / scale, y) for a, x, y in theirs if a.method == method]
+            if dots:
+                line = {**OTHER, "linewidth": 0.8} if method == "budget" else {"color": RED, "linestyle": "none"}
+                size = {"x": 5.5, "s": 7.0, "D": 9.5}[marker]  # where they meet, one is seen around the other
+                style = {"marker": marker, "markersize": size, "markerfacecolor": "none", "clip_on": False, "zorder": 3}
+                axes.plot(*zip(*dots), label=label, **line, **style)
+        names: dict[tuple[float, float], list[str]] = {}
+        for a, x, y in theirs:
+            if a.budget is not None:
+                names.setdefault((x / scale, y), []).append(f"{a.budget:g}")
+        for at, budgets in names.items():
+            near = {"textcoords": "offset points", "xytext": (5, 4), "fontsize": 7, "color": RED, "annotation_clip": False}
+            axes.annotate(", ".join(budgets), at, **near)
+        axes.set_xlim((lowest - margin) / scale, right)
+        axes.set_ylim(bottom=0.0)
+        axes.set_xlabel(f"{'measured ' if found.measured else ''}peak ({unit}), everything resident included")
+        axes.set_ylabel("overhead: recompute time, % of forward + backward")
+        axes.set_title(title, loc="left", fontsize=11)
+        figure.legend(frameon=False, loc="upper left", bbox_to_anchor=(0.75, 0.915), labelspacing=0.9, handlelength=2.4)
+
+
+def _open(axes: Any, ours: Sequence[tuple[float, float]], bounds: Sequence[tuple[float, float]], right: float) -> None:
+    """Fill what is open: below the staircase of ours, above the bounds, each of which holds at all lower budgets."""
+    cuts = sorted({right, *(x for x, _ in (*ours, *bounds))})
+    label = "not ruled out"
+    for a, b in itertools.pairwise(cuts):
+        top = min((y for x, y in ours if x <= a), default=0.0)
+        low = max((y for x, y in bounds if x >= b), default=0.0)
+        if top > low:
+            axes.fill_between([a, b], [low, low], [top, top], facecolor="#dfe7ee", linewidth=0.0, label=label)
+            label = "_"  # one entry in the legend is enough

@@ -143,7 +143,7 @@ def report_text(report: Report) -> str:
 def _total_text(report: Report) -> str:
     lines = [
         f"{report.model}: {len(report.graphs)} joint graphs, each partitioned on its own",
-        f"  overhead    {_fractions(report.overhead, report.bound, report.gap)}",
+        f"  overhead    {fractions_text(report.overhead, report.bound, report.gap)}",
         f"  saved       {format_bytes(report.saved_bytes)}",
         f"  peak        {format_bytes(report.peak_bytes)} in the graph with the largest",
     ]
@@ -160,7 +160,7 @@ def _graph_text(g: GraphReport, found: Measurement | None) -> str:
         f"  its class   {result.plan_class}",
         f"  found by    {result.solver} on {result.formulation}, {g.seconds:.2f} s",
         f"  objective   {_number(result.objective)}, bound {_number(result.objective_bound)}",
-        f"  overhead    {_fractions(g.liveness.overhead, result.bound, result.gap)}",
+        f"  overhead    {fractions_text(g.liveness.overhead, result.bound, result.gap)}",
         f"  budget      {_budget_text(g)}",
         f"  peak        {_peak_text(g)}",
     ]
@@ -186,15 +186,15 @@ def _tables(g: GraphReport, found: Measurement | None) -> Iterable[str]:
     header = ["", "peak", "saved", "overhead", "recomputed ops"] + (["measured peak"] if measured else [])
     cells = [[n, format_bytes(p), format_bytes(s), f"{o:.2%}", str(r)] for n, p, s, o, r in rows]
     cells = [[*row, measured.get(row[0], "")] for row in cells] if measured else cells
-    yield "\n".join([_table(header, cells), *troubles])
+    yield "\n".join([table(header, cells), *troubles])
     time = format_time if g.problem.cost_model != "unit" else "{:g}".format
     saved = [(_op(r.kind), str(r.count), format_bytes(r.nbytes), time(r.time)) for r in saved_rows(g.problem, g.plan)]
     again = [(_op(r.kind), str(r.count), format_bytes(r.nbytes), time(r.time)) for r in recomputed_rows(g.problem, g.plan)]
-    yield _table(("saved, made by", "values", "bytes", "time to redo"), saved or [("nothing", "", "", "")])
-    yield _table(("recomputed", "runs", "bytes", "time"), again or [("nothing", "", "", "")])
+    yield table(("saved, made by", "values", "bytes", "time to redo"), saved or [("nothing", "", "", "")])
+    yield table(("recomputed", "runs", "bytes", "time"), again or [("nothing", "", "", "")])
     fixed = [(r.reason, str(r.ops), format_bytes(r.nbytes), format_bytes(r.saved_bytes)) for r in fixed_rows(g.problem, g.plan)]
     if fixed:
-        yield _table(("not recomputable", "ops", "bytes", "of these saved"), fixed)
+        yield table(("not recomputable", "ops", "bytes", "of these saved"), fixed)
 
 
 def _budget_text(g: GraphReport) -> str:
@@ -234,7 +234,8 @@ def _measured_text(found: Measurement, compiler: str) -> str:
     return f"measured: peak {peak} under {compiler}, {beside}; {format_time(found.seconds * 1e6)} a step"
 
 
-def _fractions(overhead: float, bound: float | None, the_gap: float | None) -> str:
+def fractions_text(overhead: float, bound: float | None, the_gap: float | None) -> str:
+    """An overhead with its proof."""
     if bound is None or the_gap is None:
         return f"{overhead:.2%}, no bound"
     return f"{overhead:.2%}, bound {bound:.2%}, gap {the_gap:.2%}"
@@ -248,7 +249,7 @@ def _op(target: str) -> str:
     return target.replace(".default", "")
 
 
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Columns as wide as their widest cell: the first to the left, the others to the right."""
     widths = [max(map(len, column)) for column in zip(header, *rows)]
     lines = []

@@ -45,25 +45,30 @@ ORDER = (
     ("rewrite",),
     ("settings",),
     ("strategy",),
+    ("journal",),
+    ("sweep",),
     ("partitioner",),
     ("measuring",),
     ("gradients",),
     ("pytorch_plans", "pytorch_cut"),
     ("report",),
     ("report_json",),
-    ("figures",),
     ("planning",),
+    ("frontiers",),
+    ("frontier_report",),
+    ("figures",),
     ("streams",),
+    ("progress",),
     ("cli",),
 )
 
 NO_TORCH = (
     *("units", "graph", "problem", "random_graphs", "plans", "liveness", "timelines", "validate"),
     *("summary", "explain", "streams"),
-    *("solver", "formulation", "peers", "strategy"),
+    *("solver", "formulation", "peers", "strategy", "journal", "sweep"),
 )
 # Imported without torch, and import it inside a function.
-TORCH_WHEN_CALLED = ("cost", "settings", "report", "report_json", "figures", "cli")
+TORCH_WHEN_CALLED = ("cost", "settings", "report", "report_json", "frontier_report", "figures", "progress", "cli")
 
 # FakeTensorMode has no public name yet; the zoo stands alone, so it does not go through torch_private.
 ALLOWED_PRIVATE = {("models/registry.py", "torch._subclasses.fake_tensor")}
