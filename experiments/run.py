@@ -46,20 +46,17 @@ def run(experiment: Experiment, folder: Path, *, smoke: bool = False, fresh: boo
     cases = experiment.smoke if smoke else experiment.cases
     done = {} if fresh or not path.exists() else _read(path, experiment)
     missing = [case for case in cases if _key(case) not in done]
-    begun, new = time.perf_counter(), 0
-    try:
-        for case in missing:
-            start = time.perf_counter()
-            done[_key(case)] = row = _row(experiment, case)
-            new += 1
-            _write(path, experiment, cases, done)
-            left = (time.perf_counter() - begun) / new * (len(missing) - new)
-            _progress(case, row, f"{new}/{len(missing)}", time.perf_counter() - start, left)
-            if row["reason"] == INTERRUPTED:
-                raise KeyboardInterrupt
-    finally:
-        if new:
-            _write_meta(path, experiment, new, fresh)
+    earlier, here = [] if fresh else _earlier_runs(path), surroundings()
+    begun = time.perf_counter()
+    for new, case in enumerate(missing, 1):
+        start = time.perf_counter()
+        done[_key(case)] = row = _row(experiment, case)
+        _write(path, experiment, cases, done)
+        _write_meta(path, experiment, [*earlier, {"rows": new, "load": load(), **here}])
+        left = (time.perf_counter() - begun) / new * (len(missing) - new)
+        _progress(case, row, f"{new}/{len(missing)}", time.perf_counter() - start, left)
+        if row["reason"] == INTERRUPTED:
+            raise KeyboardInterrupt
     return [done[_key(case)] for case in cases]
 
 
@@ -122,21 +119,20 @@ def _write(path: Path, experiment: Experiment, cases: Iterable[Row], done: dict[
     part.replace(path)
 
 
-def _write_meta(path: Path, experiment: Experiment, rows: int, fresh: bool) -> None:
-    """One entry for each run that added rows: a table that was made in pieces says so."""
+def _earlier_runs(path: Path) -> list[Any]:
     meta = path.with_suffix(".meta.json")
-    earlier = json.loads(meta.read_text())["runs"] if meta.exists() and not fresh else []
-    now = {"rows": rows, **surroundings()}
-    what = {"experiment": experiment.name, "label": experiment.label, "seed": experiment.seed, "runs": [*earlier, now]}
-    meta.write_text(json.dumps(what, indent=1) + "\n")
+    runs: list[Any] = json.loads(meta.read_text())["runs"] if meta.exists() else []
+    return runs
+
+
+def _write_meta(path: Path, experiment: Experiment, runs: list[Any]) -> None:
+    """One entry for each run that added rows: a table that was made in pieces says so."""
+    what = {"experiment": experiment.name, "label": experiment.label, "seed": experiment.seed, "runs": runs}
+    path.with_suffix(".meta.json").write_text(json.dumps(what, indent=1) + "\n")
 
 
 def surroundings() -> dict[str, Any]:
-    """What a result depends on beside the code's arguments.
-
-    ``load`` is the mean number of running processes over the last 15 minutes: above ``threads``, others were at work
-    on the machine, and times are worth less.
-    """
+    """What a result depends on beside its case."""
     import torch
 
     from optpart.cost.machine import cpu_name
@@ -144,19 +140,19 @@ def surroundings() -> dict[str, Any]:
     return {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "commit": _commit(),
-        "versions": {"python": sys.version.split()[0]} | {p: _version(p) for p in PACKAGES},
+        "versions": {"python": sys.version.split()[0]} | {p: importlib.metadata.version(p) for p in PACKAGES},
         "cpu": cpu_name(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
-        "load": round(os.getloadavg()[2], 1),
     }
 
 
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"
+def load() -> float:
+    """The mean number of running processes over the last 15 minutes.
+
+    Above the number of threads, others were at work on the machine, and times are worth less.
+    """
+    return round(os.getloadavg()[2], 1)
 
 
 def _commit() -> str:
