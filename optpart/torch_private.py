@@ -252,14 +252,15 @@ def size_hint(size: int | torch.SymInt, fallback: int = 4096) -> int:
 def more_outputs(joint: fx.GraphModule, more: Sequence[fx.Node]) -> Iterator[None]:
     """For a while the joint module's backward returns some more nodes, so that extraction hands them over."""
     output = joint.graph.output_node()
-    args, desc = output.args, output.meta.get("desc")
+    args, meta = output.args, output.meta
     if more:
         output.args = ((*args[0], *more),)  # type: ignore[misc]  # an output's argument is a tuple
-        output.meta["desc"] = None if desc is None else [*desc, *(None for _ in more)]
+        if "desc" in meta:  # a nested region's outputs have no descriptors
+            output.meta = meta | {"desc": [*meta["desc"], *(None for _ in more)]}
     try:
         yield
     finally:
-        output.args, output.meta["desc"] = args, desc
+        output.args, output.meta = args, meta
 
 
 def extract(

@@ -1,4 +1,4 @@
-"""Every case of the files beside this one with every kind of plan; those files run two each."""
+"""Every case of the files beside this one, and of nested regions, with every kind of plan; those files run two each."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from steps import PLANS, Case, run_case
 
 HERE = Path(__file__)
 CASES: dict[str, Case] = {}
-for file in sorted(HERE.parent.glob("test_*.py")):
+for file in [*sorted(HERE.parent.glob("test_*.py")), HERE.parents[1] / "test_regions.py"]:
     if file != HERE:
         found = getattr(importlib.import_module(file.stem), "CASES", {})
         CASES |= {f"{file.stem.removeprefix('test_')}: {name}": case for name, case in found.items()}
