@@ -135,6 +135,7 @@ def frontier_command(args: argparse.Namespace) -> int:
                     points=args.points,
                     measured=not args.no_measure,
                     compare=not args.no_compare,
+                    at_pytorch=args.at_pytorch,
                     name=args.model,
                     fresh=args.fresh,
                     watch=bar,
@@ -248,6 +249,7 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--json", action="store_true", help="one JSON object on standard output")
     command.add_argument("--no-measure", action="store_true", help="run no step and make no weights")
     command.add_argument("--no-compare", action="store_true", help="leave PyTorch's partitions out")
+    command.add_argument("--at-pytorch", action="store_true", help="solve at the peaks of PyTorch's partitions too")
     command.add_argument("--fresh", action="store_true", help="do again what an earlier run of the same command has finished")
 
     command = add("explain", explain_command, "why a value is saved or an op recomputed")

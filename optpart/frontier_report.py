@@ -137,6 +137,9 @@ def _pytorch_table(frontier: Frontier, measured: bool) -> str:
             rows.append([name, format_bytes(a.peak_bytes), *run, f"{a.overhead:.2%}", "-" if ours is None else f"{ours:.2%}"])
         if a.problem:
             troubles.append(f"  {name}: {a.problem}")
+    budgets = [p.budget_bytes for p in frontier.points]
+    if any(budgets[0] < (a.peak_bytes or 0) < budgets[-1] and a.peak_bytes not in budgets for a in frontier.pytorch):
+        troubles.append("  no budget of ours is at these peaks; with --at-pytorch (at_pytorch=True) they are solved too")
     return "\n".join([table(header, rows), *troubles])
 
 

@@ -65,6 +65,7 @@ def frontier(
     points: int = 12,
     measured: bool = True,
     compare: bool = True,
+    at_pytorch: bool = False,
     name: str = "",
     fresh: bool = False,
     watch: Watch | None = None,
@@ -78,6 +79,7 @@ def frontier(
         points: how many budgets, evenly spread.
         measured: run a step with each plan, and ask the allocator for its peak.
         compare: PyTorch's default partition, its min-cut and its memory budgets from 1.0 to 0.0 too.
+        at_pytorch: solve at the peaks of these too, so that each is compared at its own peak.
         name: of the model; by default the name of its class.
         fresh: do everything anew that an earlier run has finished.
         watch: is told how far the run is.
@@ -100,15 +102,17 @@ def frontier(
     watch = watch or Watch()
     partitions = [("default", None), ("min-cut", None), *(("budget", b) for b in PYTORCH_BUDGETS)] if compare else []
     watch.total(points * (1 + measured) + len(partitions))
+    runs = _Runs(model, example_args, captured, problem, chosen.seed, journal, watch)
+    pytorch = [runs.pytorch(method, budget, measured) for method, budget in partitions]
+    peaks = {a.measured_peak_bytes or a.peak_bytes or 0 for a in pytorch} if at_pytorch else set()
+    watch.total((points + len(peaks)) * (1 + measured) + len(partitions))
     limits = Limits(time_limit=chosen.time_limit, seed=chosen.seed, threads=chosen.threads or 1)
-    found = frontier_points(sweep(problem, points, limits, journal=journal, watch=watch))
+    found = frontier_points(sweep(problem, points, limits, more=peaks, journal=journal, watch=watch))
     for point in found:
         verdict = validate(problem.with_budget(point.budget_bytes), point.plan)
         if not verdict.ok:
             raise RuntimeError(f"the plan for {point.budget_bytes} bytes is not valid: {'; '.join(verdict.faults[:3])}")
-    runs = _Runs(model, example_args, captured, problem, chosen.seed, journal, watch)
     measurements = tuple(runs.point(p) for p in found) if measured else ()
-    pytorch = [runs.pytorch(method, budget, measured) for method, budget in partitions]
     if compare:
         pytorch.insert(2, replace(pytorch[1], method="budget", budget=1.0))  # what its min-cut is
     return Frontier(

@@ -13,7 +13,7 @@ Where all raw answers are optimal, points and raw answers are the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,6 +90,7 @@ def sweep(
     points: int,
     limits: Limits,
     *,
+    more: Iterable[int] = (),
     journal: Journal | None = None,
     watch: Watch | None = None,
     solve: Solve | None = None,
@@ -103,6 +104,7 @@ def sweep(
         problem: a joint problem.
         points: how many, 2 or more.
         limits: of each of the solves.
+        more: other budgets in bytes, of which those between the two ends are solved too.
         journal: answers in it are taken from it, and new ones written to it.
         watch: is told about each piece.
         solve: another solver than :func:`optpart.strategy.solve`.
@@ -134,6 +136,7 @@ def sweep(
         raise InfeasibleBudget(low.budget_bytes, high.budget_bytes)
     width = high.budget_bytes - low.budget_bytes
     between = {low.budget_bytes + width * i // (points - 1) for i in range(1, points - 1)}
+    between |= {b for b in more if low.budget_bytes < b < high.budget_bytes}
     between -= {low.budget_bytes, high.budget_bytes}
     # from the top: what was solved when a run is interrupted is then one piece of the frontier
     answers = [low, high] + [ask(b, f"within {format_bytes(b)}") for b in sorted(between, reverse=True)]

@@ -199,7 +199,7 @@ def gpt() -> Frontier:
     loaded = models.load("gpt", "tiny", {"layers": "1"})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(frontiers, "PYTORCH_BUDGETS", (0.5, 0.05))
-        return optpart.frontier(loaded.model, loaded.batch, points=4, name="gpt", time_limit=20.0)
+        return optpart.frontier(loaded.model, loaded.batch, points=4, at_pytorch=True, name="gpt", time_limit=20.0)
 
 
 def test_measured_as_predicted(gpt: Frontier) -> None:
@@ -221,12 +221,13 @@ def test_plan_alone_gives_the_same_plan(gpt: Frontier) -> None:
 
 
 def test_no_more_overhead_than_pytorch_at_its_peaks(gpt: Frontier) -> None:
-    """Also with few points, each of which may be well below the peak that is compared."""
+    low, high = gpt.points[0].budget_bytes, gpt.points[-1].budget_bytes
     for answer in gpt.pytorch:
+        assert answer.peak_bytes in {p.budget_bytes for p in gpt.points} or not low < answer.peak_bytes < high
         ours = overhead_at(gpt, answer)
-        if answer.peak_bytes >= gpt.points[-1].peak_bytes:
-            assert ours == 0.0
-        assert ours is None or ours == min(p.overhead for p in gpt.points if p.peak_bytes <= answer.peak_bytes)
+        if answer.peak_bytes >= low:
+            assert ours is not None
+            assert ours <= answer.overhead
 
 
 def test_reports_of_a_frontier(gpt: Frontier, tmp_path: Path) -> None:
