@@ -40,6 +40,8 @@ SMALLEST_PEAK_SECONDS = 20.0
 # Its work limit: branch-and-bound nodes of one model, and binaries of a model with wider windows.
 SMALLEST_PEAK_NODES, SMALLEST_PEAK_BINARIES = 100, 4000
 GAP = 2e-3  # a plan this close to the bound of its own windows is not improved further
+WIDE_GAP = 2e-2  # from here on the windows are widened while there is time
+WHOLE_BINARIES = 6000  # a model without windows is tried up to this size (a 6-layer GPT)
 ROUNDS = 4  # how often rows for single recomputes are added before windows are widened
 
 
@@ -201,11 +203,18 @@ class PeakSearch:
         status, _none, bound = self._solve(limit, "below", 1, frozenset(), max(0.2 * total, self.seconds_left()))
         if status is Status.INFEASIBLE:
             self.notes.append("proven: no plan of the class fits")
-        best = self.best(limit)
-        wide = best is None or (bound is not None and 100 * best.live.overhead - bound > 0.2)
-        if status is not Status.INFEASIBLE and wide and self.seconds_left() > 0.1 * total:
-            self._from_above(limit, 3, self.seconds_left())
+        if status is Status.INFEASIBLE or not self._wide(limit, bound) or self.seconds_left() < 0.1 * total:
+            return bound
+        if self._binaries(None) <= WHOLE_BINARIES:  # no windows at all: plan and bound from one model
+            _status, _candidate, whole = self._solve(limit, "above", None, None, self.seconds_left())
+            return max(bound or 0.0, whole or 0.0)
+        self._from_above(limit, 3, self.seconds_left())
         return bound
+
+    def _wide(self, limit: int, bound: float | None) -> bool:
+        """Is the gap on the overhead worth more work?"""
+        best = self.best(limit)
+        return best is None or bound is None or 100 * best.live.overhead - bound > WIDE_GAP * bound
 
     def _widths(self) -> Iterator[int]:
         """Narrow windows first where the model would be large: some plan is there early."""
@@ -236,7 +245,7 @@ class PeakSearch:
             if self.smallest <= smallest_peak_bound(self.problem) * (1 + GAP):
                 return
 
-    def _binaries(self, width: int) -> int:
+    def _binaries(self, width: int | None) -> int:
         model = stage_model(self.stages, None, width=width, blocks=self.blocks, inside=frozenset())
         return sum(model.model.integral)
 
