@@ -45,7 +45,7 @@ FROM_TORCH = ("compiler", "static_lifetime_input_nodes")
 
 
 class FallbackWarning(UserWarning):
-    """A graph was partitioned by PyTorch's min-cut; the message says why."""
+    """A graph was partitioned by PyTorch's min-cut (or its default partition); the message says why."""
 
 
 @dataclass(frozen=True)
@@ -122,10 +122,8 @@ class Partitioner(tp.CustomPartitionerFn):
         except Exception as e:  # whatever went wrong, a compile must not die of it
             if self.settings.on_failure == "raise":
                 raise
-            reason = f"{type(e).__name__}: {e}"
-            warnings.warn(FallbackWarning(f"partitioned by PyTorch's min-cut instead, because of {reason}"), stacklevel=2)
-            logger.warning("fallback to PyTorch's min-cut", exc_info=e)
-            modules = tp.min_cut_partition(gm, joint_inputs, **_torch_keywords(kwargs))
+            logger.warning("fallback to PyTorch's own partition", exc_info=e)
+            modules, reason = _pytorchs_own(gm, joint_inputs, f"{type(e).__name__}: {e}", **_torch_keywords(kwargs))
             found = Partition(None, None, reason, time.perf_counter() - start)
         self.partitions.append(found)
         return modules
@@ -183,6 +181,17 @@ def emit(captured: Capture, problem: Problem, result: Result, *, check: bool = T
             raise RuntimeError(f"the plan is not valid: {'; '.join(verdict.faults[:3])}")
     tp.log_artifact("optpart_plan", lambda: json.dumps(result_to_json(result), indent=1))
     return rewrite(captured, result.plan)
+
+
+def _pytorchs_own(gm: fx.GraphModule, joint_inputs: Any, reason: str, **kwargs: Any) -> tuple[Modules, str]:
+    """PyTorch's min-cut, or its default partition where that fails too; warns, and says why."""
+    try:
+        modules, taken = tp.min_cut_partition(gm, joint_inputs, **kwargs), "min-cut"
+    except Exception as e:
+        reason = f"{reason} (and its min-cut failed: {type(e).__name__}: {e})"
+        modules, taken = tp.default_partition(gm, joint_inputs, **kwargs), "default partition"
+    warnings.warn(FallbackWarning(f"partitioned by PyTorch's {taken} instead, because of {reason}"), stacklevel=4)
+    return modules, reason
 
 
 def _torch_keywords(kwargs: Mapping[str, Any]) -> dict[str, Any]:
