@@ -279,7 +279,8 @@ def _solver_arguments(command: argparse.ArgumentParser, *, budget: bool = True) 
     if budget:
         command.add_argument("--memory-budget", metavar="B", default="none", help="0.5 (a fraction), '300 MiB', bytes, auto")
     command.add_argument("--cost-model", metavar="M", default="roofline", help="roofline, roofline:h100, bytes, flops, unit, profiled")
-    command.add_argument("--time-limit", metavar="S", type=float, default=30.0, help="seconds for the solver")
+    what = "seconds for the solver" if budget else "seconds for the solver, for each budget"
+    command.add_argument("--time-limit", metavar="S", type=float, default=30.0, help=what)
     command.add_argument("--seed", metavar="N", type=int, default=0)
     command.add_argument("--threads", metavar="N", type=int, default=None)
     command.add_argument("--workspace", metavar="W", default="measured", help="of calls, under a budget: measured or none")
