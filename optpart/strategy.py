@@ -131,13 +131,21 @@ class PeakSearch:
         return self.limits.time_limit - (time.perf_counter() - self.start)
 
     def _solve(
-        self, limit: int | None, side: Side, width: int | None, inside: frozenset[int], seconds: float, work: int | None = None
+        self,
+        limit: int | None,
+        side: Side,
+        width: int | None,
+        inside: frozenset[int] | None,
+        seconds: float,
+        work: int | None = None,
     ) -> tuple[Status, Candidate | None, float | None]:
         """One model: its status, its plan (from above), and its dual bound in percent of the step."""
         model = stage_model(self.stages, limit, side=side, width=width, blocks=self.blocks, inside=inside)
         limits = replace(self.limits, time_limit=max(0.1, seconds), work=work)
         title = f"{side}, windows {width}, {sum(model.model.integral)} binaries, {len(model.model.rows)} rows"
-        outcome, values = model.model.minimize("highs", limits, relative_gap=GAP if side == "above" else 1e-4, title=title)
+        outcome, values = model.model.minimize(
+            "highs", limits, relative_gap=GAP if side == "above" else 1e-4, title=title
+        )
         self.deterministic &= outcome.deterministic
         candidate = self.add(model.plan(values), title) if values and side == "above" else None
         return outcome.status, candidate, outcome.bound

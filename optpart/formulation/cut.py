@@ -111,7 +111,6 @@ class PricedNetwork:
         again = point.plan.recomputes().items()
         return point.saved_bytes // self.byte_unit, sum(n * (self.costs[o] or 0) for o, n in again)
 
-
     def prices(self, longest_chain: float | None) -> tuple[int, int]:
         """(a, b) of an objective in which a byte outweighs ``longest_chain`` cheap ops on it, or all time (None)."""
         graph = self.problem.graph

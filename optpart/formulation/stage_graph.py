@@ -94,7 +94,6 @@ class Stages:
                         last[v] = max(latest, last.get(v, NOTHING))
         return last
 
-
     @functools.cached_property
     def dominated(self) -> frozenset[int]:
         """Values u that need not be saved by the forward, because saving what is made of them is no worse.

@@ -84,8 +84,12 @@ class StageModel:
     def plan(self, values: Sequence[float]) -> Plan:
         """The plan of a solution (``side="above"``); runs that nobody reads are left out."""
         graph = self.stages.problem.graph
-        runs = [{o for o, at in self.rerun.items() if t in at and values[at[t]] > 0.5} for t in range(self.stages.count)]
-        carried = [{v for v, at in self.carried.items() if t in at and values[at[t]] > 0.5} for t in range(self.stages.count)]
+        runs = [
+            {o for o, at in self.rerun.items() if t in at and values[at[t]] > 0.5} for t in range(self.stages.count)
+        ]
+        carried = [
+            {v for v, at in self.carried.items() if t in at and values[at[t]] > 0.5} for t in range(self.stages.count)
+        ]
         early = {o for o, column in self.early.items() if values[column] > 0.5}
         forward = [op.id for op in graph.ops if op.region is Region.FORWARD or op.id in early]
         return Plan(tuple(forward), _sequence(self.stages, runs, carried))
@@ -348,7 +352,8 @@ class _Builder:
                 kept.append(kept[-1])
             before = closed[t]
         carried = [
-            [kept[t], *(x for v in opened[t] for x in self._bytes(self._carried(t, v), v))] for t in range(stages.count + 1)
+            [kept[t], *(x for v in opened[t] for x in self._bytes(self._carried(t, v), v))]
+            for t in range(stages.count + 1)
         ]
         total = [self._sum(terms) for terms in carried]
         lost = [x for v in values if v in self.lost for x in self._bytes([(self.lost[v], 1.0)], v)]
@@ -389,7 +394,9 @@ class _Builder:
                     if v not in settled:
                         alive[v] = settled[v] = self._largest(alive[v])
                     terms += self._bytes(settled[v], v)
-            fixed += sum(self.sizes[v] for v in needs & self.decided if t < self.first[self.made_by[v].id] and v not in self.kept)
+            fixed += sum(
+                self.sizes[v] for v in needs & self.decided if t < self.first[self.made_by[v].id] and v not in self.kept
+            )
             self._limit_row(fixed, terms)
 
     def _largest(self, terms: list[Term]) -> list[Term]:
