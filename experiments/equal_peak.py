@@ -70,5 +70,5 @@ SPEC = Experiment(
     results=(*("pytorch_" + name for name in THEIRS), *OURS, "ratio"),
     run=run,
     summary=summary,
-    minutes=30,
+    minutes=25,
 )

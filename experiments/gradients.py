@@ -59,5 +59,5 @@ SPEC = Experiment(
     results=("equal_bitwise", "max_abs_error", "agree", "min_cut_agrees", "fallbacks", "compared_tensors"),
     run=run,
     summary=summary,
-    minutes=12,
+    minutes=10,
 )
