@@ -8,7 +8,8 @@ are built here directly, without a solver:
 * ``all again``: only what may not be redone is saved, and the rest runs again just before its reader;
 * ``random``: a random set is saved;
 * ``repeats``: a random set is saved, and ops run again in the backward at random, several times, also
-  where their value was saved.
+  where their value was saved;
+* ``walk``: many small random changes, of the order too.
 
 Every plan has to pass the independent checker before it is emitted, and has to give what PyTorch's
 default partition gives, bit for bit (outputs, gradients, inputs and buffers after the step, and the state
@@ -28,6 +29,7 @@ from typing import Any
 import torch
 from conventions import check_conventions
 from functorch.compile import aot_function, make_boxed_func
+from strategies import walk
 from torch import nn
 
 from optpart import torch_private as tp
@@ -107,6 +109,16 @@ def repeats(seed: int) -> Planner:
     return make
 
 
+def walked(seed: int) -> Planner:
+    """Another order, ops that run for nobody: as far as the checker lets a random walk go."""
+
+    def make(graph: Graph) -> Plan:
+        plan = some_saved(seed)(graph)
+        return [plan, *walk(build_problem(graph, "unit"), plan, random.Random(seed), 60)][-1]
+
+    return make
+
+
 PLANS: dict[str, Planner] = {
     "nothing again": saving(Region.FORWARD),
     "all early": saving(Region.FORWARD, Region.EITHER),
@@ -115,6 +127,8 @@ PLANS: dict[str, Planner] = {
     "random 2": some_saved(2),
     "repeats 1": repeats(1),
     "repeats 2": repeats(2),
+    "walk 1": walked(1),
+    "walk 2": walked(2),
 }
 
 
