@@ -97,22 +97,24 @@ def result_of(module: fx.GraphModule, node: fx.Node) -> Any:
 
 
 def read_inputs_directly(module: fx.GraphModule) -> None:
-    """Lead the readers of what a nested region only hands through (for its backward) to the region's operand.
+    """Lead the readers of what a nested region only hands through (for its backward) to the region's operand,
+    and the readers of one result that is returned twice to one of the two.
 
     As a result of the region it could only be had by running or saving the region's call; as what it is, it
-    may be there anyway.
+    may be there anyway.  And Inductor (2.13) mixes up such results of two calls of one region: wrong gradients.
     """
     for node in module.graph.nodes:
         region = tp.region_body(module, node)
         if region is None:
             continue
         graph, operands = region
-        given = dict(zip(graph.find_nodes(op="placeholder"), operands))
+        source = dict(zip(graph.find_nodes(op="placeholder"), operands))  # node of the region -> the same tensor here
         results = graph.output_node().args[0]
-        for accessor in [u for u in node.users if tp.is_getitem(u)]:
-            operand = given.get(results[accessor.args[1]])  # type: ignore[index]  # a region returns a tuple
-            if isinstance(operand, fx.Node):
-                accessor.replace_all_uses_with(operand, delete_user_cb=lambda user: user.op != "output")
+        for accessor in sorted(u for u in node.users if tp.is_getitem(u)):
+            result = results[accessor.args[1]]  # type: ignore[index]  # a region returns a tuple
+            same = source.setdefault(result, accessor) if isinstance(result, fx.Node) else None
+            if isinstance(same, fx.Node) and same is not accessor:
+                accessor.replace_all_uses_with(same, delete_user_cb=lambda user: user.op != "output")
                 if not accessor.users:
                     module.graph.erase_node(accessor)
 
