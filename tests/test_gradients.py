@@ -73,7 +73,7 @@ def program(seed: int, length: int = 12) -> Callable[..., Any]:
                 lambda a, b: a.softmax(-1) * b,
                 lambda a, b: F.dropout(a, 0.3),
                 lambda a, b: a * b.detach().exp().clamp(max=2),
-                lambda a, b: a.view(4, 16).cumsum(1).view(8, 8) * 0.1,
+                lambda a, b: a.reshape(4, 16).cumsum(1).view(8, 8) * 0.1,
                 lambda a, b: torch.where(a > 0, a, b * scale),
                 lambda a, b: a.expand(2, 8, 8).mean(0) + b.amax(0),
                 lambda a, b: a.clone().mul_(2).sub_(b),
