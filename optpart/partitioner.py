@@ -29,6 +29,7 @@ from optpart import torch_private as tp
 from optpart.capture import Capture, capture
 from optpart.cost.model import build_problem
 from optpart.graph import Region
+from optpart.hold import hold_order
 from optpart.problem import Problem
 from optpart.rewrite import rewrite
 from optpart.settings import Settings
@@ -108,6 +109,13 @@ class Partitioner(tp.CustomPartitionerFn):
         self.partitions: list[Partition] = []
 
     @property
+    def options(self) -> dict[str, Any]:
+        """Options for ``torch.compile(model, options=partitioner.options)``: this partitioner, and with a budget on the
+        peak what keeps Inductor from allocating beyond the plan.  Our own backends add them by themselves."""
+        holding = tp.HOLDING_OPTIONS if self.settings.holds_order else {}
+        return {**holding, "custom_partitioner_fn": self}
+
+    @property
     def fallbacks(self) -> int:
         """How many graphs PyTorch's min-cut had to partition."""
         return sum(p.fallback is not None for p in self.partitions)
@@ -147,6 +155,8 @@ class Partitioner(tp.CustomPartitionerFn):
         limits = Limits(time_limit=self.settings.time_limit, seed=self.settings.seed, threads=self.settings.threads or 1)
         result = solve(problem, budget, limits)
         modules = emit(captured, problem, result, check=budget is not None)
+        if inductor and self.settings.holds_order and result.plan is not None:
+            hold_order(modules, captured, problem, result.plan, result.budget_bytes or 0)
         return modules, Partition(problem, result, None, time.perf_counter() - start)
 
     def uuid(self) -> bytes:

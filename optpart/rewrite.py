@@ -66,9 +66,14 @@ def _refuse_unsafe(capture: Capture, plan: Plan, saved: set[int]) -> None:
             raise RewriteError(f"value {graph.values[v].name!r} may not be saved: {graph.values[v].reason}")
 
 
+def emitted_nodes(module: fx.GraphModule) -> tuple[fx.Node, ...]:
+    """The nodes of an emitted module that run an op, in order."""
+    return tuple(n for n in module.graph.nodes if OP_META in n.meta and n.op == "call_function")
+
+
 def emitted_ops(module: fx.GraphModule) -> tuple[int, ...]:
     """The op ids that an emitted module runs, in order."""
-    return tuple(n.meta[OP_META] for n in module.graph.nodes if OP_META in n.meta and n.op == "call_function")
+    return tuple(n.meta[OP_META] for n in emitted_nodes(module))
 
 
 def _check(module: fx.GraphModule, planned: tuple[int, ...], side: str) -> None:

@@ -37,7 +37,8 @@ class Settings:
     or a CostModel.
     ``time_limit``: seconds for the solver.  ``on_failure``: "min_cut" falls back to PyTorch's min-cut
     with a warning, "raise" raises.  ``workspace``: what calls allocate and free again counts towards a
-    memory budget, as "measured" on the device at hand, or is taken for "none".  ``seed``: of everything random in a search.
+    memory budget, as "measured" on the device at hand, or is taken for "none".  ``hold_order``: with a budget, Inductor
+    keeps the plan's order wherever the peak depends on it.  ``seed``: of everything random in a search.
 
     Raises:
         ValueError: a value is out of range; the message says what was given and what is accepted.
@@ -50,6 +51,7 @@ class Settings:
     seed: int = 0
     threads: int | None = None
     workspace: Workspace = "measured"
+    hold_order: bool = True
     free: Bytes | None = field(default=None, init=False)  # what "auto" found, to whole MiB
 
     def __post_init__(self) -> None:
@@ -65,6 +67,8 @@ class Settings:
             raise ValueError(f"on_failure={self.on_failure!r}: expected 'min_cut' or 'raise'")
         if self.workspace not in ("measured", "none"):
             raise ValueError(f"workspace={self.workspace!r}: expected 'measured' or 'none'")
+        if not isinstance(self.hold_order, bool):
+            raise ValueError(f"hold_order={self.hold_order!r}: expected True or False")
         if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0:
             raise ValueError(f"seed={self.seed!r}: expected an int, 0 or more")
         if self.threads is not None and (isinstance(self.threads, bool) or not isinstance(self.threads, int) or self.threads < 1):
@@ -93,6 +97,11 @@ class Settings:
         if self.free is not None:
             return Bytes(self.free + resident_bytes(problem))
         return self.memory_budget  # type: ignore[return-value]  # a text is a size, which became bytes, or "auto"
+
+    @property
+    def holds_order(self) -> bool:
+        """Only a budget needs the order of a plan below a code generator."""
+        return self.hold_order and self.memory_budget is not None
 
     @property
     def measure_memory(self) -> bool:

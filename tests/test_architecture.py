@@ -32,6 +32,7 @@ ORDER = (
     ("plans",),
     ("liveness",),
     ("timelines",),
+    ("order",),
     ("validate",),
     ("summary",),
     ("explain",),
@@ -43,6 +44,7 @@ ORDER = (
     ("peers",),
     ("handover",),
     ("rewrite",),
+    ("hold",),
     ("settings",),
     ("strategy",),
     ("journal",),
@@ -63,7 +65,7 @@ ORDER = (
 )
 
 NO_TORCH = (
-    *("units", "graph", "problem", "random_graphs", "plans", "liveness", "timelines", "validate"),
+    *("units", "graph", "problem", "random_graphs", "plans", "liveness", "timelines", "order", "validate"),
     *("summary", "explain", "streams"),
     *("solver", "formulation", "peers", "strategy", "journal", "sweep"),
 )

@@ -250,6 +250,7 @@ CHANGES: dict[str, Any] = {
     "seed": 1,
     "threads": 2,
     "workspace": "none",
+    "hold_order": False,
 }
 
 
