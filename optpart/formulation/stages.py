@@ -18,6 +18,7 @@ Subject to
     S[t,v] + R[t,o(v)] >= 1                  v in needs(t)        a stage has its inputs
     S[t,v] + R[t,o(v)] <= 1                                       what is run again was not carried
     S[0,v]   <= x_o(v),  x_o <= x_o(u)                            for free ops
+    x_o + sum_t R[t,o] >= 1                                       o free and behind a need: it runs at least once
   Memory, one row for each step that can reach M at all:
     b(t) runs:      during_t + sum_{v in needs(t)} m_v + sum_{v not in needs(t)} S[t+1,v] m_v  <= M
     after b(t):     after_t + sum_v S[t+1,v] m_v                                               <= M
@@ -300,9 +301,12 @@ class _Builder:
                 producer = self.graph.values[u].producer
                 if producer in self.early:
                     m.at_most([(column, 1.0), (self.early[producer], -1.0)], 0.0)
+            again = [*self.rerun.get(o, {}).values(), *([self.redone[o]] if o in self.redone else [])]
+            runs_of_it = [(c, 1.0) for c in (column, *again)]
+            if any(v in self.last for v in self.graph.ops[o].writes):
+                m.at_least(runs_of_it, 1.0)
             if not self.graph.ops[o].recomputable:
-                again = [*self.rerun.get(o, {}).values(), *([self.redone[o]] if o in self.redone else [])]
-                m.at_most([(column, 1.0), *((c, 1.0) for c in again)], 1.0)
+                m.at_most(runs_of_it, 1.0)
 
     def _before_opening(self, u: int, first: int) -> list[Term]:
         """u was there at some stage before ``first`` (side "below")."""
