@@ -16,7 +16,9 @@ from optpart.problem import Problem
 from optpart.rewrite import emitted_nodes
 
 
-def hold_order(modules: tuple[fx.GraphModule, fx.GraphModule], capture: Capture, problem: Problem, plan: Plan, limit: int) -> int:
+def hold_order(
+    modules: tuple[fx.GraphModule, fx.GraphModule], capture: Capture, problem: Problem, plan: Plan, limit: int
+) -> int:
     """Make the emitted nodes of a plan wait, in place, so that no reordering exceeds ``limit`` bytes; how many waits."""
     nodes = [node for module in modules for node in emitted_nodes(module)]
     split = len(plan.forward)

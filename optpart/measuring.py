@@ -6,11 +6,12 @@ profiler's allocation events, on CUDA the allocator's own peak.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import gc
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -106,6 +107,37 @@ def measure_backend(
     repeats: int = 5,
 ) -> Measurement:
     """:func:`measure` for any backend of ``torch.compile``; predicts nothing."""
+    with training_step(model, example_args, backend, loss=loss, seed=seed) as step:
+        peak = step.peak()
+        seconds = measured_time(step.run, repeats, before=step.clear, device=step.device) * 1e-6
+        return Measurement(peak, step.resident_bytes, None, seconds)
+
+
+@dataclass(frozen=True)
+class Step:
+    """A compiled training step, warm.  ``clear()`` (seed, no gradients) comes before each ``run()``."""
+
+    run: Callable[[], None]
+    clear: Callable[[], None]
+    resident_bytes: Bytes
+    device: str
+
+    def peak(self) -> Bytes:
+        """:func:`measured_peak` of one run."""
+        self.clear()
+        return measured_peak(self.run, self.device)
+
+
+@contextlib.contextmanager
+def training_step(
+    model: Callable[..., Any],
+    example_args: Sequence[Any],
+    backend: Callable[..., Any],
+    *,
+    loss: Loss | None = None,
+    seed: int = 0,
+) -> Iterator[Step]:
+    """Compile a copy of the model, run it twice, and hand out its step; gradients are put back at the end."""
     model = copy.deepcopy(model)
     args = tp.tree_map(fresh, tuple(example_args))
     graphs: list[list[torch.Tensor]] = []  # what each graph reads
@@ -124,7 +156,7 @@ def measure_backend(
 
     function = tp.compile_fresh(model, recording)
 
-    def step() -> None:
+    def run() -> None:
         out = function(*args)
         if loss is not None:
             loss(out).backward()  # type: ignore[no-untyped-call]  # torch's annotation is missing
@@ -137,18 +169,15 @@ def measure_backend(
     try:
         for _ in range(2):  # the first one compiles, the second one takes what a library allocates once
             clear()
-            step()
-        clear()
+            run()
         # of several graphs the later ones read what the earlier ones made in the step
         there = graphs[0] if len(graphs) == 1 else [*graphs[0], *_tensors(model, args)]
         device = next((t.device.type for t in there if t.device.type != "cpu"), "cpu")
-        peak = measured_peak(step, device)
-        seconds = measured_time(step, repeats, before=clear, device=device) * 1e-6
+        resident = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in there}
+        yield Step(run, clear, Bytes(sum(resident.values())), device)
     finally:
         for t, grad in before:
             t.grad = grad
-    resident = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in there}
-    return Measurement(peak, Bytes(sum(resident.values())), None, seconds)
 
 
 def _tensors(model: Callable[..., Any], args: Sequence[Any]) -> list[torch.Tensor]:

@@ -107,12 +107,23 @@ class _View:
         inlined = frozenset(
             i
             for i in instances
-            if i.end < steps - 1 and i.start < steps and fuses[i.start] and all(fuses[r] for r in readers.get((i.value, i.start), ()))
+            if i.end < steps - 1
+            and i.start < steps
+            and fuses[i.start]
+            and all(fuses[r] for r in readers.get((i.value, i.start), ()))
         )
         sizes = {i: int(problem.sizes[i.value]) for i in instances}
         workspace = tuple(int(problem.workspace[o]) for o in sequence)
         return _View(
-            steps, fuses, workspace, tuple(entering), sizes, tuple(map(tuple, born)), tuple(map(tuple, dying)), inlined, tuple(sources)
+            steps,
+            fuses,
+            workspace,
+            tuple(entering),
+            sizes,
+            tuple(map(tuple, born)),
+            tuple(map(tuple, dying)),
+            inlined,
+            tuple(sources),
         )
 
 

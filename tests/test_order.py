@@ -89,8 +89,8 @@ def test_the_measure_of_these_tests_is_the_simulators() -> None:
 def twice() -> Problem:
     """Two chains whose large middles are recomputed one after the other.
 
-        x ─ a ─ (big_a 100) ┐        | again big_a ─ da
-        x ─ b ─ (big_b 100) ┴─ loss  | again big_b ─ db
+    x ─ a ─ (big_a 100) ┐        | again big_a ─ da
+    x ─ b ─ (big_b 100) ┴─ loss  | again big_b ─ db
     """
     b = Builder("twice").given(1, "x").given(1, "t", kind=ValueKind.TANGENT)
     b.op("big_a", "x", FORWARD, 100).op("small_a", "big_a", FORWARD, 1)
