@@ -89,6 +89,7 @@ def plan_command(args: argparse.Namespace) -> int:
                 measure=args.measure,
                 compiler=args.compiler,
                 name=args.model,
+                keep_on_interrupt=True,
                 **settings,
             )
     except InfeasibleBudget as e:
@@ -106,6 +107,8 @@ def plan_command(args: argparse.Namespace) -> int:
         _print_json(report_to_json(report))
     else:
         print(report, end="")
+    if report.interrupted:
+        return _say("interrupted: the plan is the best so far; nothing was compared, checked or measured", INTERRUPTED)
     return DONE if _agrees(report) else GRADIENTS_DIFFER
 
 

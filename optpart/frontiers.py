@@ -26,7 +26,6 @@ from optpart.plans import plan_from_json, plan_to_json
 from optpart.problem import Problem, problem_to_json
 from optpart.pytorch_plans import PytorchAnswer, measured_answer, pytorch_answer
 from optpart.settings import Settings
-from optpart.solver.base import Limits
 from optpart.sweep import Point, Watch, frontier_points, sweep
 from optpart.units import Bytes, format_bytes
 from optpart.validate import validate
@@ -106,8 +105,7 @@ def frontier(
     pytorch = [runs.pytorch(method, budget, measured) for method, budget in partitions]
     peaks = {a.measured_peak_bytes or a.peak_bytes or 0 for a in pytorch} if at_pytorch else set()
     watch.total((points + len(peaks)) * (1 + measured) + len(partitions))
-    limits = Limits(time_limit=chosen.time_limit, seed=chosen.seed, threads=chosen.threads or 1)
-    found = frontier_points(sweep(problem, points, limits, more=peaks, journal=journal, watch=watch))
+    found = frontier_points(sweep(problem, points, chosen.limits, more=peaks, journal=journal, watch=watch))
     for point in found:
         verdict = validate(problem.with_budget(point.budget_bytes), point.plan)
         if not verdict.ok:

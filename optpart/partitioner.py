@@ -34,7 +34,7 @@ from optpart.problem import Problem
 from optpart.rewrite import rewrite
 from optpart.settings import Settings
 from optpart.settings import names as setting_names
-from optpart.solver.base import InfeasibleBudget, Limits, Result, result_to_json
+from optpart.solver.base import InfeasibleBudget, Result, result_to_json
 from optpart.strategy import solve
 from optpart.validate import validate
 
@@ -152,8 +152,7 @@ class Partitioner(tp.CustomPartitionerFn):
         if budget is not None and not joint_inputs and not isinstance(budget, float):
             logger.warning("a nested region takes no memory budget in bytes; it is partitioned without one")
             budget = None
-        limits = Limits(time_limit=self.settings.time_limit, seed=self.settings.seed, threads=self.settings.threads or 1)
-        result = solve(problem, budget, limits)
+        result = solve(problem, budget, self.settings.limits)
         modules = emit(captured, problem, result, check=budget is not None)
         if inductor and self.settings.holds_order and result.plan is not None:
             hold_order(modules, captured, problem, result.plan, result.budget_bytes or 0)

@@ -29,7 +29,7 @@ from optpart.problem import Problem
 from optpart.pytorch_plans import PytorchAnswer, measured_answer, pytorch_answer, pytorch_plan
 from optpart.report import GraphReport, Report
 from optpart.settings import Settings
-from optpart.solver.base import InfeasibleBudget, Limits, Result, Status, conclude
+from optpart.solver.base import InfeasibleBudget, Result, Status, conclude
 from optpart.strategy import solve
 from optpart.units import Bytes
 from optpart.validate import validate
@@ -52,6 +52,7 @@ def plan(
     measure: bool = False,
     compiler: str = "aot_eager",
     name: str = "",
+    keep_on_interrupt: bool = False,
     **settings: Any,
 ) -> Report:
     """Plan a model's partition and report it: what a compile with these settings would do under aot_eager.
@@ -65,19 +66,24 @@ def plan(
         compiler: what the measured step is compiled with.  Inductor decomposes the graph first, and what runs is
             a plan of the decomposed graph, made with the same settings.
         name: of the model, in the report; by default the name of its class.
+        keep_on_interrupt: Ctrl-C during a search ends it with the best plan so far, and nothing is compared,
+            checked or measured then (``Report.interrupted``).
         **settings: those of :class:`~optpart.settings.Settings`: memory_budget, cost_model, time_limit, ...
 
     Raises:
         ValueError: a setting is wrong, or nothing that the model returns needs a gradient.
         InfeasibleBudget: no plan fits the memory budget.
         RuntimeError: no valid plan was found, and ``on_failure="raise"``.
+        KeyboardInterrupt: Ctrl-C, where nothing is kept or nothing was found.
     """
     chosen = Settings.of(settings)
     name = name or (type(model).__name__ if hasattr(model, "named_parameters") else getattr(model, "__name__", "model"))
     found = []
     for joint, graph_name in trace(model, example_args, name):
-        found.append(_plan_graph(joint, graph_name, chosen, workspaces=measure))
+        found.append(_plan_graph(joint, graph_name, chosen, workspaces=measure, keep_on_interrupt=keep_on_interrupt))
     graphs = [g for _, g in found]
+    if any(g.result.interrupted for g in graphs):
+        compare = check = measure = False
     planned = time.perf_counter()
     if compare:
         graphs = [replace(g, pytorch=_compare(captured, g)) for captured, g in found]
@@ -130,13 +136,13 @@ def capture_joint(joint: tp.Joint, name: str) -> Capture:
 
 
 def _plan_graph(
-    joint: tp.Joint, name: str, settings: Settings, *, workspaces: bool = False
+    joint: tp.Joint, name: str, settings: Settings, *, workspaces: bool = False, keep_on_interrupt: bool = False
 ) -> tuple[Capture, GraphReport]:
     """``workspaces``: count them in the report's peaks also if there is no budget that they would decide about."""
     start = time.perf_counter()
     captured = capture_joint(joint, name)
     problem = build_problem(captured.graph, settings.cost_model, measure_memory=settings.measure_memory)
-    result, chosen, fallback = _solve(captured, problem, settings)
+    result, chosen, fallback = _solve(captured, problem, settings, keep_on_interrupt)
     seconds = time.perf_counter() - start
     if workspaces and settings.workspace == "measured" and not settings.measure_memory:
         problem = build_problem(captured.graph, settings.cost_model, measure_memory=True)
@@ -154,9 +160,11 @@ def _plan_graph(
     )
 
 
-def _solve(captured: Capture, problem: Problem, settings: Settings) -> tuple[Result, Plan, str | None]:
+def _solve(
+    captured: Capture, problem: Problem, settings: Settings, keep_on_interrupt: bool
+) -> tuple[Result, Plan, str | None]:
     """(result, its plan, None), or PyTorch's min-cut with the reason, as the partitioner would do it."""
-    limits = Limits(time_limit=settings.time_limit, seed=settings.seed, threads=settings.threads or 1)
+    limits = replace(settings.limits, keep_on_interrupt=keep_on_interrupt)
     try:
         result = solve(problem, settings.budget_for(problem), limits)
         return result, _checked(problem, result.plan, _budget_bytes(settings, result), result.status.value), None

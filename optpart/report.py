@@ -99,6 +99,11 @@ class Report:
         return Bytes(sum(g.liveness.saved_bytes for g in self.graphs))
 
     @property
+    def interrupted(self) -> bool:
+        """Did Ctrl-C end a search?  The plans are the best until then."""
+        return any(g.result.interrupted for g in self.graphs)
+
+    @property
     def recomputed_ops(self) -> int:
         """Ops that run more than once."""
         return sum(len(g.plan.recomputes()) for g in self.graphs)

@@ -43,6 +43,7 @@ def report_to_json(report: Report) -> dict[str, Any]:
         "seconds_compare": report.seconds_compare,
         "seconds_check": report.seconds_check,
         "deterministic": all(g.result.deterministic for g in report.graphs),
+        "interrupted": report.interrupted,
         "fallback": report.fallback,
         "gradients": None if report.gradients is None else gradients_to_json(report.gradients),
         **measurement_to_json(report.measurement, report.compiler),

@@ -22,6 +22,7 @@ from optpart.cost.model import CostModel, cost_key, get_cost_model
 from optpart.cost.workspace import memory_key
 from optpart.liveness import resident_bytes
 from optpart.problem import Problem
+from optpart.solver.base import Limits
 from optpart.units import Bytes, parse_bytes
 
 Budget = int | float | str | None
@@ -102,6 +103,11 @@ class Settings:
     def holds_order(self) -> bool:
         """Only a budget needs the order of a plan below a code generator."""
         return self.hold_order and self.memory_budget is not None
+
+    @property
+    def limits(self) -> Limits:
+        """What stops a solve."""
+        return Limits(time_limit=self.time_limit, seed=self.seed, threads=self.threads or 1)
 
     @property
     def measure_memory(self) -> bool:

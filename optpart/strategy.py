@@ -5,12 +5,14 @@
 * A budget on the peak: least recompute time with exact memory rows (``formulation.stages``).  Windows
   from above give the plan, windows from below the bound; rows of single recomputes are added where the
   exact simulation finds a step over the limit.  Every plan is measured by ``liveness.simulate`` before it
-  counts, so a plan that is returned fits.
+  counts, so a plan that is returned fits.  Ctrl-C ends the search; what it found by then is the answer where
+  the limits say so.
 * A fraction: of the range from the smallest peak that is found to the peak with nothing recomputed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Iterator
@@ -25,7 +27,7 @@ from optpart.liveness import Liveness, simulate
 from optpart.plans import Plan, baseline
 from optpart.problem import Problem
 from optpart.settings import Budget
-from optpart.solver.base import InfeasibleBudget, Limits, Result, Status, conclude
+from optpart.solver.base import INTERRUPTED, InfeasibleBudget, Interrupted, Limits, Result, Status, conclude
 from optpart.solver.polish import leave_out
 from optpart.units import format_bytes
 
@@ -50,6 +52,7 @@ def solve(problem: Problem, budget: Budget, limits: Limits) -> Result:
 
     Raises:
         InfeasibleBudget: no plan was found that fits; names the smallest peak that was.
+        KeyboardInterrupt: Ctrl-C, unless the limits keep what was found and a plan that fits is there.
     """
     if budget is None or not problem.graph.joint:
         return least_saved_bytes(problem)
@@ -90,13 +93,18 @@ class Candidate:
 
 @dataclass
 class PeakSearch:
-    """One search under a limit on the peak.  ``found`` are all plans met so far, good or bad."""
+    """One search under a limit on the peak.
+
+    ``found`` are all plans met so far, good or bad; ``bound`` is what is proven of those that fit, in percent
+    of the step.
+    """
 
     problem: Problem
     limits: Limits
     found: list[Candidate] = field(default_factory=list)
     deterministic: bool = True
     notes: list[str] = field(default_factory=list)
+    bound: float | None = None
 
     def __post_init__(self) -> None:
         self.start = time.perf_counter()
@@ -139,16 +147,42 @@ class PeakSearch:
         seconds: float,
         work: int | None = None,
     ) -> tuple[Status, Candidate | None, float | None]:
-        """One model: its status, its plan (from above), and its dual bound in percent of the step."""
+        """One model: its status, its plan (from above), and its dual bound in percent of the step.
+
+        A bound that holds for the whole class is noted, whatever else comes of the solve.
+        """
         model = stage_model(self.stages, limit, side=side, width=width, blocks=self.blocks, inside=inside)
         limits = replace(self.limits, time_limit=max(0.1, seconds), work=work)
         title = f"{side}, windows {width}, {sum(model.model.integral)} binaries, {len(model.model.rows)} rows"
-        outcome, values = model.model.minimize(
-            "highs", limits, relative_gap=GAP if side == "above" else 1e-4, title=title
-        )
+        gap = GAP if side == "above" else 1e-4
+        proves = limit is not None and (side == "below" or (width is None and inside is None))
+        try:
+            outcome, values = model.model.minimize("highs", limits, relative_gap=gap, title=title)
+        except Interrupted as e:
+            self._proven(e.bound if proves else None)
+            raise
+        self._proven(outcome.bound if proves else None)
         self.deterministic &= outcome.deterministic
         candidate = self.add(model.plan(values), title) if values and side == "above" else None
         return outcome.status, candidate, outcome.bound
+
+    def _proven(self, bound: float | None) -> None:
+        self.bound = max((b for b in (self.bound, bound) if b is not None), default=None)
+
+    @contextlib.contextmanager
+    def _until_interrupted(self) -> Iterator[None]:
+        """A part of the search.  Ctrl-C ends it, and with ``keep_on_interrupt`` nothing else."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            if not self.limits.keep_on_interrupt:
+                raise
+            self.deterministic = False
+            self.notes.append(INTERRUPTED)
+
+    @property
+    def _interrupted(self) -> bool:
+        return INTERRUPTED in self.notes
 
     def _over(self, candidate: Candidate, limit: int) -> frozenset[int]:
         """Stages at which a plan, as it really runs, is over the limit."""
@@ -186,42 +220,53 @@ class PeakSearch:
             raise InfeasibleBudget(limit, self.smallest)
         if self.nothing.live.peak_bytes <= limit:
             return self._conclude(limit, self.nothing, 100.0 * self.nothing.live.overhead)
-        bound = self._improve(limit)
+        for part in (self._improve, self._last_resort, self._polish):
+            if not self._interrupted:
+                with self._until_interrupted():
+                    part(limit)
         best = self.best(limit)
-        if best is None:
-            self.find_smallest(min(SMALLEST_PEAK_SECONDS, self.limits.time_limit))
-            best = self.best(limit)
+        if best is None and self._interrupted:
+            raise KeyboardInterrupt("no plan that fits was found so far")
         if best is None:
             raise InfeasibleBudget(limit, self.smallest)
-        if best.live.overhead * 100 > (bound or 0.0):
-            polished = leave_out(self.problem, best.plan, limit)
-            best = best if polished == best.plan else self.add(polished, f"{best.origin}, polished")
-        return self._conclude(limit, best, bound)
+        return self._conclude(limit, best, self.bound)
 
-    def _improve(self, limit: int) -> float | None:
-        """Look for plans and for the bound; the bound is in percent of the step."""
+    def _last_resort(self, limit: int) -> None:
+        """Where no plan fits so far: one of the smallest peak, whatever it costs."""
+        if self.best(limit) is None:
+            self.find_smallest(min(SMALLEST_PEAK_SECONDS, self.limits.time_limit))
+
+    def _polish(self, limit: int) -> None:
+        best = self.best(limit)
+        if best is not None and best.live.overhead * 100 > (self.bound or 0.0):
+            polished = leave_out(self.problem, best.plan, limit)
+            if polished != best.plan:
+                self.add(polished, f"{best.origin}, polished")
+
+    def _improve(self, limit: int) -> None:
+        """Look for plans and for the bound."""
         total = self.seconds_left()
         for width in self._widths():
             status = self._from_above(limit, width, 0.5 * self.seconds_left())
             best = self.best(limit)
             if best is not None and best.live.overhead <= self.nothing.live.overhead:
-                return 100.0 * self.nothing.live.overhead  # the least of all plans, whatever their memory
+                self._proven(100.0 * self.nothing.live.overhead)  # the least of all plans, whatever their memory
+                return
             if status.has_plan and best is not None:
                 break
-        status, _none, bound = self._solve(limit, "below", 1, frozenset(), max(0.2 * total, self.seconds_left()))
+        status, _none, _bound = self._solve(limit, "below", 1, frozenset(), max(0.2 * total, self.seconds_left()))
         if status is Status.INFEASIBLE:
             self.notes.append("proven: no plan of the class fits")
-        if status is Status.INFEASIBLE or not self._wide(limit, bound) or self.seconds_left() < 0.1 * total:
-            return bound
+        if status is Status.INFEASIBLE or not self._wide(limit) or self.seconds_left() < 0.1 * total:
+            return
         if self._binaries(None) <= WHOLE_BINARIES:  # no windows at all: plan and bound from one model
-            _status, _candidate, whole = self._solve(limit, "above", None, None, self.seconds_left())
-            return max(bound or 0.0, whole or 0.0)
-        self._from_above(limit, 3, self.seconds_left())
-        return bound
+            self._solve(limit, "above", None, None, self.seconds_left())
+        else:
+            self._from_above(limit, 3, self.seconds_left())
 
-    def _wide(self, limit: int, bound: float | None) -> bool:
+    def _wide(self, limit: int) -> bool:
         """Is the gap on the overhead worth more work?"""
-        best = self.best(limit)
+        best, bound = self.best(limit), self.bound
         return best is None or bound is None or 100 * best.live.overhead - bound > WIDE_GAP * bound
 
     def _widths(self) -> Iterator[int]:
@@ -262,7 +307,8 @@ class PeakSearch:
         high = self.nothing.live.peak_bytes
         if fraction == 1.0:
             return self._conclude(high, self.nothing, 100.0 * self.nothing.live.overhead)
-        self.find_smallest(min(SMALLEST_PEAK_SECONDS, 0.5 * self.limits.time_limit))
+        with self._until_interrupted():
+            self.find_smallest(min(SMALLEST_PEAK_SECONDS, 0.5 * self.limits.time_limit))
         low = self.smallest
         limit = low + int(fraction * (high - low))
         self.notes.append(

@@ -43,7 +43,7 @@ from ortools.math_opt.python import mathopt
 from optpart.formulation.cut import CutResult, PricedNetwork, hull_of
 from optpart.formulation.network import SINK, SOURCE, Network, NetworkCut, NoPlan
 from optpart.problem import Problem
-from optpart.solver.base import NO_LIMITS, Limits, Result, Status, conclude
+from optpart.solver.base import INTERRUPTED, NO_LIMITS, Limits, Result, Status, conclude
 from optpart.solver.mathopt import Outcome, SolverName, solve
 from optpart.units import format_bytes
 
@@ -128,7 +128,7 @@ def _conclude(
         seconds=time.perf_counter() - start,
         deterministic=outcome is None or outcome.deterministic,
         progress=outcome.progress if outcome else (),
-        notes=[*notes, "interrupted"] if outcome and outcome.interrupted else notes,
+        notes=[*notes, INTERRUPTED] if outcome and outcome.interrupted else notes,
     )
 
 

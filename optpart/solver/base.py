@@ -52,18 +52,28 @@ class InfeasibleBudget(ValueError):
         return type(self), (self.budget, self.smallest)  # by default the message would be pickled as the budget
 
 
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C in the middle of a solve.  ``bound`` is what it had proven by then, as in its outcome."""
+
+    def __init__(self, bound: float | None = None) -> None:
+        super().__init__()
+        self.bound = bound
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """When a search has to stop.  Only ``work`` and ``seed`` make it repeatable to the last bit.
 
     ``time_limit`` in seconds (inf = none); ``work`` counts what the solver counts, the same on every
-    machine (nodes of a branch and bound, moves of a local search; None = no limit).
+    machine (nodes of a branch and bound, moves of a local search; None = no limit).  ``keep_on_interrupt``:
+    Ctrl-C ends the search with the best plan so far, where there is one, instead of raising KeyboardInterrupt.
     """
 
     time_limit: float = math.inf
     work: int | None = None
     threads: int = 1
     seed: int = 0
+    keep_on_interrupt: bool = False
 
     def __post_init__(self) -> None:
         if not self.time_limit >= 0 or (self.work is not None and self.work < 0) or self.threads < 1 or self.seed < 0:
@@ -71,6 +81,7 @@ class Limits:
 
 
 NO_LIMITS = Limits()
+INTERRUPTED = "interrupted"  # the note of a result that Ctrl-C cut short
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +160,11 @@ class Result:
     def gap(self) -> float | None:
         """(overhead - bound) / overhead; None without a plan or without a bound."""
         return gap(self.overhead, self.bound)
+
+    @property
+    def interrupted(self) -> bool:
+        """Did Ctrl-C end the search?"""
+        return INTERRUPTED in self.notes
 
 
 def gap(value: float | None, bound: float | None) -> float | None:

@@ -10,7 +10,8 @@ What differs from solver to solver is dealt with here, so that a formulation onl
   whole values only stops at an absolute gap below 1 and has its bound rounded up;
 * Ctrl-C: SCIP and CP-SAT catch it themselves and give back what they have (MathOpt's interrupter does
   the same for SCIP, but makes it print errors), and CP-SAT leaves no handler behind, so Python's is put
-  back.  HiGHS has no such thing: its result is lost in a KeyboardInterrupt;
+  back.  HiGHS has no such thing, so it runs in a child process (:mod:`optpart.solver.child`): Ctrl-C, a time
+  limit that it does not keep and a crash cost its incumbent, not its bound, which stands in its log;
 * CP-SAT says "undetermined" where its clock ran out;
 * solutions come back as 0.9999...: :meth:`Outcome.chosen` rounds, and refuses what is no binary.
 """
@@ -18,17 +19,22 @@ What differs from solver to solver is dealt with here, so that a formulation onl
 from __future__ import annotations
 
 import datetime
+import logging
 import math
 import re
 import signal
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from ortools.math_opt import rpc_pb2
 from ortools.math_opt.python import mathopt
 
-from optpart.solver.base import NO_LIMITS, Limits, Progress, ProgressLog, Status
+from optpart.solver import child
+from optpart.solver.base import NO_LIMITS, Interrupted, Limits, Progress, ProgressLog, Status
+
+logger = logging.getLogger(__name__)
 
 SolverName = Literal["scip", "highs", "cp-sat", "glop", "pdlp"]
 
@@ -56,6 +62,7 @@ _STATUS = {
 
 _COUNTED = (mathopt.Limit.NODE, mathopt.Limit.ITERATION)  # limits that are the same on every machine
 _BINARY_TOLERANCE = 1e-4  # ten times the solvers' own
+_LOG_DIGITS = 1e-9  # a log rounds its numbers, a bound among them perhaps upwards: HiGHS's has ten digits and more
 
 
 class SolverError(RuntimeError):
@@ -66,8 +73,8 @@ class SolverError(RuntimeError):
 class Outcome:
     """What MathOpt gave back.  ``bound`` is a lower bound on the model's objective, None if there is none.
 
-    ``deterministic`` is False when a clock or a person stopped the search, ``interrupted`` True when it
-    was a person (CP-SAT does not tell the two apart).
+    ``deterministic`` is False when a clock or a person stopped the search or its process was lost, ``interrupted``
+    True when it was a person (CP-SAT does not tell it from the clock; HiGHS raises ``Interrupted``).
     """
 
     status: Status
@@ -113,6 +120,7 @@ def solve(
 
     Raises:
         SolverError: the model is unbounded, or the solver refused something or failed.
+        Interrupted: Ctrl-C while HiGHS ran, with its bound.
         ValueError: the model maximises.
     """
     if model.objective.is_maximize:
@@ -124,18 +132,20 @@ def solve(
             if (row := parse_row(line)) is not None:
                 log.add(*row)
 
+    model_params = mathopt.ModelSolveParameters(
+        solution_hints=[] if hint is None else [mathopt.SolutionHint(variable_values=dict(hint))]
+    )
     handler = signal.getsignal(signal.SIGINT)
     ours = handler is signal.default_int_handler and threading.current_thread() is threading.main_thread()
+    params = _parameters(solver, limits, whole, relative_gap, catch_interrupt=ours)
+    call = _in_child if solver == "highs" else mathopt.solve
     try:
-        result = mathopt.solve(
-            model,
-            _TYPES[solver],
-            params=_parameters(solver, limits, whole, relative_gap, catch_interrupt=ours),
-            model_params=mathopt.ModelSolveParameters(
-                solution_hints=[] if hint is None else [mathopt.SolutionHint(variable_values=dict(hint))]
-            ),
-            msg_cb=listen,
-        )
+        result = call(model, _TYPES[solver], params=params, model_params=model_params, msg_cb=listen)
+    except child.Lost as e:
+        logger.warning("%s: %s", title or model.name, e)
+        return _without_result(log, whole)
+    except KeyboardInterrupt:
+        raise Interrupted(_without_result(log, whole).bound) from None
     except AttributeError as e:
         raise SolverError(f"{solver}: {getattr(e.__context__, 'message', e)}") from e
     finally:
@@ -153,7 +163,7 @@ def solve(
         if objective is not None and status is Status.OPTIMAL:
             bound = objective
         elif math.isfinite(bound):
-            bound = math.ceil(bound - 1e-6 - 1e-9 * abs(bound))
+            bound = _next_whole(bound)
     nodes = result.solve_stats.node_count
     log.add(nodes, bound if math.isfinite(bound) else None, objective)
     return Outcome(
@@ -167,6 +177,46 @@ def solve(
         interrupted=termination.limit is mathopt.Limit.INTERRUPTED,
         progress=tuple(log.events),
     )
+
+
+def _in_child(
+    model: mathopt.Model,
+    solver: mathopt.SolverType,
+    *,
+    params: mathopt.SolveParameters,
+    model_params: mathopt.ModelSolveParameters,
+    msg_cb: Callable[[Sequence[str]], None],
+) -> mathopt.SolveResult:
+    """``mathopt.solve`` in a child process, or here where none can be started."""
+    request = rpc_pb2.SolveRequest(
+        solver_type=solver.value,
+        model=model.export_model(),
+        parameters=params.to_proto(),
+        model_parameters=model_params.to_proto(),
+    )
+    seconds = math.inf if params.time_limit is None else params.time_limit.total_seconds()
+    try:
+        return mathopt.parse_solve_result(child.solve(request, msg_cb, seconds), model, validate=False)
+    except child.Refused as e:
+        raise SolverError(f"{solver.name.lower()}: {e}") from None
+    except child.NoChild as e:
+        logger.info("solved in this process, where Ctrl-C loses what was found: %s", e)
+        return mathopt.solve(model, solver, params=params, model_params=model_params, msg_cb=msg_cb)
+
+
+def _without_result(log: ProgressLog, whole: bool) -> Outcome:
+    """What the log of a solve tells that gave no result: a bound."""
+    bound = next((e.best_bound for e in reversed(log.events) if e.best_bound is not None), None)
+    if bound is not None:
+        bound -= _LOG_DIGITS * abs(bound)
+        bound = _next_whole(bound) if whole else bound
+    nodes = log.events[-1].nodes if log.events else 0
+    return Outcome(Status.NO_PLAN, {}, None, bound, nodes, log.seconds(), False, False, tuple(log.events))
+
+
+def _next_whole(bound: float) -> int:
+    """The bound of an objective that has whole values only."""
+    return math.ceil(bound - 1e-6 - 1e-9 * abs(bound))
 
 
 def _parameters(
