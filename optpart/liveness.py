@@ -6,8 +6,9 @@ Steps are the positions of ``plan.sequence``.  At step j
               + tangents                                  first step of the backward .. end
               + instances of values                execution .. last read before the next execution
               + outputs of forward and backward    execution .. end (the caller holds them)
-              + workspace(op at j)
+              + workspace(op at j), and the generator's state once more while a draw is replayed
 
+A run that draws the numbers of the forward run again sets the generator back, and puts its present state aside.
 Tangents stay to the end because the autograd engine holds them while the backward runs (measured on
 torch 2.13: freeing them in the graph frees nothing).  ``peak_bytes`` is the maximum.  An instance that
 nobody reads lives at its own step.
@@ -60,6 +61,17 @@ def resident_bytes(problem: Problem) -> int:
     return sum(s for v, s in zip(problem.graph.values, problem.sizes) if v.kind in kinds)
 
 
+def workspaces(problem: Problem, plan: Plan) -> list[int]:
+    """For each step, the bytes that are there only while it runs: its op's workspace, and what a replayed draw puts aside."""
+    early, split = set(plan.forward), len(plan.forward)
+    spaces: list[int] = [problem.workspace[o] for o in plan.sequence]
+    for j in range(split, len(spaces)):
+        o = plan.sequence[j]
+        if o in early:
+            spaces[j] += problem.aside(o)
+    return spaces
+
+
 def simulate(problem: Problem, plan: Plan) -> Liveness:
     """Replay a plan.  The plan has to be valid (``optpart.validate`` says so in words)."""
     graph, sizes, rule = problem.graph, problem.sizes, problem.rule
@@ -94,8 +106,7 @@ def simulate(problem: Problem, plan: Plan) -> Liveness:
     outside |= {i for i in instances if early.get(i.value) == i.start}
     held = [_hold(i, last, i in outside, not rule.boxed and i.value in saved and i.start < split) for i in instances]
     timeline = _timeline(held, sizes, len(sequence), resident_bytes(problem))
-    for j, o in enumerate(sequence):
-        timeline[j] += problem.workspace[o]
+    timeline = [live + space for live, space in zip(timeline, workspaces(problem, plan))]
     peak = max(timeline, default=resident_bytes(problem))
     recompute = sum(n * problem.runtime[o] for o, n in plan.recomputes().items())
     free = set(graph.forward_outputs)

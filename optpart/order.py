@@ -29,7 +29,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from optpart.liveness import Instance, resident_bytes, simulate
+from optpart.liveness import Instance, resident_bytes, simulate, workspaces
 from optpart.plans import Plan
 from optpart.problem import Problem
 
@@ -113,11 +113,10 @@ class _View:
             and all(fuses[r] for r in readers.get((i.value, i.start), ()))
         )
         sizes = {i: int(problem.sizes[i.value]) for i in instances}
-        workspace = tuple(int(problem.workspace[o]) for o in sequence)
         return _View(
             steps,
             fuses,
-            workspace,
+            tuple(workspaces(problem, plan)),
             tuple(entering),
             sizes,
             tuple(map(tuple, born)),

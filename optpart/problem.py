@@ -48,7 +48,8 @@ BARE_RULE = MemoryRule(count_resident=False, hold_outputs=False)
 class Problem:
     """``runtime[o]`` and ``workspace[o]`` by op id; ``budget`` limits the peak, None = no limit.
 
-    ``workspace`` is what a call allocates and frees again before it returns, above its outputs.
+    ``workspace`` is what a call allocates and frees again before it returns, above its outputs.  A random op
+    that runs again in the backward needs :meth:`aside` on top of it.
     """
 
     graph: Graph
@@ -77,6 +78,11 @@ class Problem:
     def total_time(self) -> float:
         """Forward plus backward with every op run once: what ``overhead`` is a fraction of."""
         return math.fsum(self.runtime)
+
+    def aside(self, o: int) -> int:
+        """Bytes of the generator's present state, which is put aside while the op draws its numbers once more."""
+        state = self.graph.ops[o].rng_state
+        return 0 if state is None else self.sizes[state]
 
     def with_budget(self, budget: int | None) -> Problem:
         return replace(self, budget=None if budget is None else Bytes(budget))

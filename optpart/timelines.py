@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from optpart.graph import ValueKind
-from optpart.liveness import Instance, Liveness, simulate
+from optpart.liveness import Instance, Liveness, simulate, workspaces
 from optpart.plans import Plan
 from optpart.problem import Problem
 
@@ -91,11 +91,11 @@ def timeline(problem: Problem, plan: Plan, live: Liveness | None = None) -> Time
     for row in rows.values():
         for j in range(1, steps):
             row[j] += row[j - 1]
-    rows[Band.WORKSPACE] = [problem.workspace[o] for o in plan.sequence] + [0]
+    rows[Band.WORKSPACE] = [*workspaces(problem, plan), 0]
     alive = [Holder(graph.values[i.value].name, bands[i], sizes[i.value]) for i in live.alive_at(live.peak_step)]
     if steps:
         last = graph.ops[plan.sequence[live.peak_step]]
-        alive.append(Holder(last.name, Band.WORKSPACE, problem.workspace[last.id]))
+        alive.append(Holder(last.name, Band.WORKSPACE, rows[Band.WORKSPACE][live.peak_step]))
     return Timeline(
         bands={band: tuple(row[:steps]) for band, row in rows.items()},
         ops=tuple(graph.ops[o].name for o in plan.sequence),

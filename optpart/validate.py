@@ -253,12 +253,19 @@ def _lives(replay: _Replay) -> Iterator[tuple[int, int, int]]:
 
 
 def _timeline(replay: _Replay) -> list[int]:
-    """Bytes at each step: what is resident, what lives there, and the op's workspace."""
+    """Bytes at each step: what is resident, what lives there, and what the op needs while it runs.
+
+    That is its workspace, and for a random op that runs again the generator's state a second time: the one to
+    draw from lives anyway, the one to go on with afterwards is put aside.
+    """
     problem, lives = replay.problem, list(_lives(replay))
     resident = _resident(problem)
-    return [
-        resident
-        + sum(problem.sizes[v] for v, start, end in lives if start <= j <= end)
-        + problem.workspace[replay.sequence[j]]
-        for j in replay.steps
-    ]
+    timeline = []
+    for j in replay.steps:
+        op = replay.op(j)
+        nbytes = resident + sum(problem.sizes[v] for v, start, end in lives if start <= j <= end)
+        nbytes += problem.workspace[op.id]
+        if replay.again[j] and op.rng_state is not None:
+            nbytes += problem.sizes[op.rng_state]
+        timeline.append(nbytes)
+    return timeline

@@ -199,8 +199,7 @@ def footprints(
 def with_measured_memory(problem: Problem, lookup: Callable[[Iterable[Signature]], Found] = footprints) -> Problem:
     """The problem with the workspace of its ops, and with values as large as the storages that the ops return.
 
-    An op without a footprint keeps what it has, and the log says why.  An op that draws random numbers
-    needs the generator's state once more: its second run puts the current one aside.
+    An op without a footprint keeps what it has, and the log says why.
     """
     graph = problem.graph
     found = lookup(op.signature for op in graph.ops)
@@ -210,8 +209,7 @@ def with_measured_memory(problem: Problem, lookup: Callable[[Iterable[Signature]
     for op in graph.ops:
         if not isinstance(footprint := found.get(op.signature), Footprint):
             continue
-        state = 0 if op.rng_state is None else graph.values[op.rng_state].nbytes
-        spaces[op.id] = Bytes(footprint.workspace + state)
+        spaces[op.id] = footprint.workspace
         if len(op.writes) == len(footprint.held):
             for v, nbytes in zip(op.writes, footprint.held):
                 values[v] = replace(values[v], nbytes=Bytes(max(values[v].nbytes, nbytes)))

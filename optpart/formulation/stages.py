@@ -387,6 +387,7 @@ class _Builder:
                     settled.pop(v, None)
             fixed = self.stages.before[t]
             own = self.problem.workspace[k] + sum(self.sizes[v] for v in op.writes)
+            own += self.problem.aside(k) if op.region is Region.FORWARD else 0
             terms = [kept, (run, own / self.unit)]
             for v in live:
                 o = self.made_by[v].id

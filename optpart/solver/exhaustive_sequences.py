@@ -206,10 +206,12 @@ class _Moves:
         held = writes & self.forward_outputs if early else 0
         last = op.id if self.sequences.staged and not self.is_anchor(op, s) else -1
         touched = self.again[op.id] | writes
+        ran = bool(s.done >> op.id & 1)
+        space = self.problem.workspace[op.id] + (self.problem.aside(op.id) if ran else 0)
         states = [0] if op.rng_state is None or not early else [0, 1 << op.rng_state]  # not made, or made and saved
         for state in states:
             live, free = s.live | (writes & ~held) | state, s.free | held
-            nbytes = self.resident + self.bytes(live) + self.bytes(s.held | held) + self.problem.workspace[op.id]
+            nbytes = self.resident + self.bytes(live) + self.bytes(s.held | held) + space
             if self.problem.budget is None or nbytes <= self.problem.budget:
                 done = s.done | 1 << op.id
                 end = touched & (live | free) & ~state
