@@ -6,13 +6,19 @@ import copy
 
 import pytest
 import torch
+from steps import PLANS, planned
 from torch import nn
+from torch.nn import functional as F
 from torch.profiler import ProfilerActivity, profile
 
 import models
 import optpart
 from optpart import torch_private as tp
+from optpart.capture import Capture
+from optpart.cost.model import build_problem
+from optpart.liveness import simulate
 from optpart.measuring import measured_peak, measured_time
+from optpart.plans import Plan
 
 
 @pytest.mark.parametrize(("name", "budget"), [("mlp", None), ("mlp", 0.0), ("gpt", 0.3), ("vit", None), ("mobilenet", 0.5)])
@@ -25,6 +31,32 @@ def test_the_prediction_is_exact(name: str, budget: float | None) -> None:
     assert found.measured_peak_bytes == found.resident_bytes + found.peak_bytes == found.predicted_peak_bytes
     if budget is not None:
         assert found.measured_peak_bytes <= part.partitions[-1].result.budget_bytes
+
+
+def two_dropouts(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return F.dropout(F.dropout(x @ w, 0.3).sin(), 0.2).sum()
+
+
+@pytest.mark.parametrize("plan", ["nothing again", "all again", "repeats 1", "repeats 2"])
+def test_the_prediction_is_exact_with_random_ops(plan: str) -> None:
+    """The peak is at a replayed draw, where the generator's state is there twice, or in a forward that saves it."""
+    seen: list[tuple[Capture, Plan]] = []
+    args = (torch.randn(100, 50, requires_grad=True), torch.randn(50, 80, requires_grad=True))
+    found = optpart.measure(two_dropouts, args, partitioner=planned(PLANS[plan], seen), repeats=1)
+    [(captured, made)] = seen
+    graph = captured.graph
+    live = simulate(build_problem(graph, measure_memory=True), made)
+    assert found.measured_peak_bytes == live.peak_bytes
+    replays = live.peak_step >= len(made.forward) and made.sequence[live.peak_step] in made.forward
+    assert replays is (plan != "nothing again")
+    assert graph.ops[made.sequence[live.peak_step]].rng_state is not None
+
+
+@pytest.mark.parametrize("name", ["gpt", "diffusion"])
+def test_the_prediction_is_exact_for_models_with_dropout(name: str) -> None:
+    loaded = models.load(name, "tiny", {"dropout": "0.1"})
+    part = optpart.Partitioner(memory_budget=0.0, on_failure="raise", time_limit=5)
+    assert optpart.measure(loaded.model, loaded.batch, partitioner=part, repeats=1).difference_bytes == 0
 
 
 def test_levels_of_the_allocator() -> None:

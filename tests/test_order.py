@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from strategies import problems, some_plans
 
 from optpart.graph import ValueKind
-from optpart.liveness import resident_bytes, simulate
+from optpart.liveness import resident_bytes, simulate, workspaces
 from optpart.order import waits
 from optpart.plans import Plan
 from optpart.problem import Problem
@@ -26,12 +26,13 @@ def peak_of_order(problem: Problem, plan: Plan, order: list[int]) -> int:
     instances = [i for i in simulate(problem, plan).instances if i.start <= last]
     born = {(i.value, i.start): i for i in instances if graph.values[i.value].kind is ValueKind.COMPUTED}
     tangents = sum(problem.sizes[i.value] for i in instances if (i.value, i.start) not in born)
+    spaces = workspaces(problem, plan)
     alive: set[tuple[int, int]] = set()
     peak = level = resident_bytes(problem)
     for position, j in enumerate(order):
         alive |= {k for k in born if k[1] == j}
         level = resident_bytes(problem) + sum(problem.sizes[v] for v, _ in alive)
-        level += problem.workspace[plan.sequence[j]] + (tangents if position >= split else 0)
+        level += spaces[j] + (tangents if position >= split else 0)
         peak = max(peak, level)
         for k in list(alive):
             left.setdefault(k, set()).discard(j)
