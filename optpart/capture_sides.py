@@ -27,6 +27,8 @@ from optpart.graph import Region
 # A reader this many times larger than the overwritten input makes the copy worth its bytes.  PyTorch's
 # own threshold for "the output is small against the inputs" (should_ban_recomputation) is 4 as well.
 CLONE_PAYS = 4
+# In the meta of the nodes that we insert for that: the name of the node that each is a copy of.
+COPY_OF = "optpart_copy_of"
 
 
 def storage_key(tensor: torch.Tensor) -> int:
@@ -227,6 +229,7 @@ def read_from_clones(module: fx.GraphModule, written: Mapping[fx.Node, tuple[fx.
         with module.graph.inserting_before(min((*readers, *views[1:], *writers))):
             clone = module.graph.call_function(torch.ops.aten.clone.default, (node,))
         clone.meta["val"] = value.clone()
+        clone.meta[COPY_OF] = node.name
         side.forward.add(clone)
         _lead_to(module, {node: clone}, views, writers)
 
@@ -248,6 +251,7 @@ def _lead_to(
     for view in views[1:]:
         with module.graph.inserting_after(view):
             copies[view] = module.graph.node_copy(view, lambda n: copies.get(n, n))
+        copies[view].meta[COPY_OF] = view.name
         arguments = fx.map_arg((view.args, view.kwargs), lambda n: copies.get(n, n).meta["val"])
         copies[view].meta["val"] = view.target(*arguments[0], **arguments[1])  # type: ignore[operator]  # call_function
     new = set(copies.values())

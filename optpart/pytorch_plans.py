@@ -7,6 +7,8 @@ min-cut under ``activation_memory_budget``, PyTorch's fraction of the bytes that
 keep the names of the joint graph's nodes, so the call behind a node, and with it the op, is known by name.
 A random op that is redone is wrapped (``run_and_save_rng_state`` in the forward, ``run_with_rng_state`` in
 the backward) and loses its name; it is found by the call that it wraps.
+Capture's copies of inputs that the step overwrites are ours: PyTorch is given the graph without them.  In its
+Plan they run at the start of the forward, and take no bytes in its numbers.
 
 PyTorch is not the yardstick for what is right.  Its partition may recompute what must run once, re-read
 an input that was overwritten, draw new random numbers, or fail: then the answer says so in words.
@@ -17,7 +19,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,6 +27,7 @@ from torch import fx
 
 from optpart import torch_private as tp
 from optpart.capture import Capture
+from optpart.capture_sides import COPY_OF
 from optpart.graph import ValueKind
 from optpart.liveness import simulate
 from optpart.measuring import measure_backend
@@ -84,7 +87,7 @@ def pytorch_answer(capture: Capture, problem: Problem, method: str, budget: floa
     Raises:
         ValueError: as :func:`pytorch_plan`.
     """
-    start = time.perf_counter()
+    start, graph = time.perf_counter(), capture.graph
     try:
         forward, backward = _partition(capture, method, budget)
         plan = _read(capture, forward, backward)
@@ -94,10 +97,12 @@ def pytorch_answer(capture: Capture, problem: Problem, method: str, budget: floa
     redrawn = _redrawn(capture, plan, backward)
     names = ", ".join(repr(capture.cores[o].name) for o in redrawn)
     faults = [f"the backward draws other random numbers than the forward: {names}"] if redrawn else []
+    faults += [f"{node!r} in the backward reads {read!r}, which is overwritten" for node, read in _too_late(capture, backward)]
     faults += validate(problem, plan).faults
-    numbers = simulate(_without_states(problem, redrawn), plan)
-    again = (capture.graph.ops[o].rng_state for o in plan.recomputes() if o not in redrawn)
-    saved = (_handed_over(capture, backward) | {v for v in again if v is not None}) - {*capture.graph.forward_outputs}
+    not_kept = {graph.ops[o].rng_state for o in redrawn} | {v for o in _copies(capture) for v in graph.ops[o].writes}
+    numbers = simulate(_without(problem, not_kept), plan)
+    again = (graph.ops[o].rng_state for o in plan.recomputes() if o not in redrawn)
+    saved = (_handed_over(capture, backward) | {v for v in again if v is not None}) - {*graph.forward_outputs}
     return PytorchAnswer(
         method=method,
         budget=budget,
@@ -142,6 +147,7 @@ def _partition(capture: Capture, method: str, budget: float | None) -> tuple[fx.
     if (budget is None) == (method == "budget") or not 0.0 <= (budget or 0.0) <= 1.0:
         raise ValueError(f"budget={budget!r} with method {method!r}: 'budget' takes a number from 0.0 to 1.0, the others none")
     module = tp.copy_module(capture.joint)
+    _without_copies(module)
     primals = [n for n in module.graph.find_nodes(op="placeholder") if tp.is_parameter_like(n)]
     static = {n.name for n in capture.static_nodes}
     partition = tp.default_partition if method == "default" else tp.min_cut_partition
@@ -182,7 +188,8 @@ def _read(capture: Capture, forward: fx.GraphModule, backward: fx.GraphModule) -
     for node in reversed(backward.graph.nodes):
         if node in used:
             used.update(node.all_input_nodes)
-    return Plan(tuple(early.values()), tuple(o for node, o in late.items() if node in used))
+    copies = [o for o in _copies(capture) if o not in first]
+    return Plan((*copies, *early.values()), tuple(o for node, o in late.items() if node in used))
 
 
 def _executed(capture: Capture, module: fx.GraphModule) -> dict[fx.Node, int]:
@@ -194,6 +201,10 @@ def _executed(capture: Capture, module: fx.GraphModule) -> dict[fx.Node, int]:
 
     def original(node: fx.Node) -> fx.Node | None:
         return wrapped.get(node, by_name.get(node.name))
+
+    def uncopied(node: fx.Node) -> fx.Node:
+        found: fx.Node = by_name[node.meta.get(COPY_OF, node.name)]
+        return found
 
     for node in module.graph.nodes:
         if node.op != "call_function":
@@ -207,7 +218,7 @@ def _executed(capture: Capture, module: fx.GraphModule) -> dict[fx.Node, int]:
             if call is None:
                 raise NoPlan(f"PyTorch's graph has a node {node.name!r} that the joint graph does not have")
             call = (call[0], *fx.map_arg(call[1:], original))
-            joint = next((n for n in unseen if (n.target, n.args, n.kwargs) == call), None)
+            joint = next((n for n in unseen if (n.target, *fx.map_arg((n.args, n.kwargs), uncopied)) == call), None)
             if joint is None:
                 raise NoPlan(f"PyTorch wraps a random call as {node.name!r}; no node of the joint graph is that call")
             del unseen[joint]
@@ -239,10 +250,34 @@ def _redrawn(capture: Capture, plan: Plan, backward: fx.GraphModule) -> list[int
     return [o for o in plan.recomputes() if tp.is_random(capture.cores[o]) and capture.cores[o].name in plain]
 
 
-def _without_states(problem: Problem, ops: list[int]) -> Problem:
-    """The problem with the generator's state of these ops at 0 bytes: PyTorch does not keep it."""
-    if not ops:
-        return problem
-    graph, states = problem.graph, {problem.graph.ops[o].rng_state for o in ops}
-    values = tuple(replace(v, nbytes=Bytes(0)) if v.id in states else v for v in graph.values)
-    return replace(problem, graph=replace(graph, values=values))
+def _without(problem: Problem, values: Set[int | None]) -> Problem:
+    """The problem with these values at 0 bytes: PyTorch does not keep them."""
+    graph = problem.graph
+    smaller = tuple(replace(v, nbytes=Bytes(0)) if v.id in values else v for v in graph.values)
+    return replace(problem, graph=replace(graph, values=smaller))
+
+
+# ------------------------------------------------------------------------------------ overwritten inputs
+
+
+def _without_copies(module: fx.GraphModule) -> None:
+    """The joint graph as it was: readers of a copy read the original."""
+    by_name = {n.name: n for n in module.graph.nodes}
+    for node in reversed(module.graph.nodes):
+        if COPY_OF in node.meta:
+            node.replace_all_uses_with(by_name[node.meta[COPY_OF]])
+            module.graph.erase_node(node)
+
+
+def _copies(capture: Capture) -> list[int]:
+    """The ops that are copies of ours."""
+    return [o for o, core in enumerate(capture.cores) if COPY_OF in core.meta]
+
+
+def _too_late(capture: Capture, backward: fx.GraphModule) -> Iterator[tuple[str, str]]:
+    """(node, input): what the backward reads although it was overwritten since, and its results depend on it."""
+    copied = {n.meta[COPY_OF] for n in capture.joint.graph.nodes if COPY_OF in n.meta}
+    for node in backward.graph.nodes:
+        if node.op == "call_function":
+            reads = (n.name for n in node.all_input_nodes if n not in tp.unused_statistics(node))
+            yield from ((node.name, name) for name in reads if name in copied)

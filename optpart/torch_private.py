@@ -322,6 +322,25 @@ def is_random(node: fx.Node) -> bool:
     return not ("dropout" in str(target) and (bound.get("p") == 0 or bound.get("train") is False))
 
 
+def unused_statistics(node: fx.Node) -> frozenset[fx.Node]:
+    """The running statistics that a batch norm in training is given and does not need.
+
+    Its backward never looks at them; its forward makes nothing of them but the new ones, which may be unused too.
+    """
+    schema = getattr(node.target, "_schema", None)
+    if schema is None:
+        return frozenset()
+    given = dict(zip((a.name for a in schema.arguments), node.args)) | dict(node.kwargs)
+    statistics = frozenset(n for k in ("running_mean", "running_var") if isinstance(n := given.get(k), fx.Node))
+    new = {i for i, result in enumerate(schema.returns) if result.name in ("running_mean_out", "running_var_out")}
+    if not statistics or not given.get("training", given.get("train", given.get("update", True))):
+        return frozenset()
+    if not new and "backward" not in schema.name:
+        return frozenset()
+    taken = [u for u in node.users if is_getitem(u) and u.args[1] in new]
+    return statistics if all(u in unused_statistics(reader) for u in taken for reader in u.users) else frozenset()
+
+
 def has_own_generator(node: fx.Node) -> bool:
     return node.kwargs.get("generator") is not None
 

@@ -20,7 +20,7 @@ from optpart.cost.model import build_problem
 from optpart.liveness import simulate
 from optpart.planning import capture_joint, trace
 from optpart.problem import Problem
-from optpart.pytorch_plans import NoPlan, pytorch_answer, pytorch_plan
+from optpart.pytorch_plans import NoPlan, measured_answer, pytorch_answer, pytorch_plan
 from optpart.validate import validate
 
 TINY = ("mlp", "gpt", "resnet", "lstm")
@@ -172,6 +172,50 @@ def test_reads_of_an_overwritten_buffer_are_named() -> None:
     capture, problem = captured(Counter(), torch.randn(4, 8, requires_grad=True))
     assert pytorch_answer(capture, problem, "default").problem == ""
     assert "overwritten" in pytorch_answer(capture, problem, "min-cut").problem
+
+
+class Widened(Counter):
+    """Capture copies this buffer, since what reads it is 64 times larger."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = (x * self.steps.expand(64, 8).exp()).sin()
+        self.steps.add_(1.0)
+        return y.sum()
+
+
+def test_our_copies_of_overwritten_inputs_are_not_pytorchs() -> None:
+    """It runs exp again, which reads the buffer itself: the gradient is wrong, and the answer says so."""
+    x = torch.randn(64, 8, requires_grad=True)
+    capture, problem = captured(Widened(), x)
+    [copy] = [op for op in capture.graph.ops if op.target == "aten.clone.default"]
+    default = pytorch_answer(capture, problem, "default")
+    assert default.problem == ""
+    assert default.plan is not None
+    assert default.plan.forward[0] == copy.id
+    wrong = pytorch_answer(capture, problem, "min-cut")
+    assert "in the backward reads" in wrong.problem
+    assert "which is overwritten" in wrong.problem
+    assert "clone" not in wrong.problem
+    for partition, right in ((tp.default_partition, True), (tp.min_cut_partition, False)):
+        compiled = torch.compile(Widened(), backend=tp.aot_eager_backend(partition))
+        [found] = torch.autograd.grad(compiled(x), x)
+        [expected] = torch.autograd.grad(x.sin().sum(), x)  # exp(0) is 1
+        assert torch.equal(found, expected) is right
+        torch.compiler.reset()
+
+
+@pytest.mark.parametrize("name", ["resnet", "unet", "mobilenet"])
+def test_a_batch_norm_that_runs_again_needs_no_running_statistics(name: str) -> None:
+    """They are overwritten, and PyTorch reads them once more; nothing that the backward uses comes of it."""
+    loaded = models.load(name, "tiny")
+    capture, _ = captured(loaded.model, *loaded.batch)
+    problem = build_problem(capture.graph, measure_memory=True)
+    answer = pytorch_answer(capture, problem, "budget", 0.3)
+    assert answer.problem == ""
+    assert answer.plan is not None
+    assert any("batch_norm" in capture.graph.ops[o].target for o in answer.plan.recomputes())
+    measured = measured_answer(answer, loaded.model, loaded.batch)
+    assert measured.measured_peak_bytes == answer.peak_bytes
 
 
 def test_a_failing_partitioner_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
