@@ -14,8 +14,8 @@ only if they outlive the segment: made by a fusible op and read by fusible ops a
 kernels that read them, and have no storage.  A border does not stand between two fusible ops, and not while an inlined
 value is alive, if there is a choice.  A step that is too large by itself is a segment of its own.
 
-**Waits.**  A *birth* is a step that takes at least ``SMALL`` of the limit: what it creates (inlined values if they
-outlive the segment) and its workspace.  A *death* is a step that gives as much back: the last reader of a value, or an op
+**Waits.**  A *birth* is a step that takes at least ``SMALL`` of the limit: what it creates (inlined values too: computed
+early, beside another kernel that reads the same, they would get a storage) and its workspace.  A *death* is a step that gives as much back: the last reader of a value, or an op
 with a workspace.  Each birth waits for all deaths of earlier segments: then, whatever
 else is moved, what is alive during a segment is what the plan has there, but for small values.  Waits that follow from
 the data flow or from other waits are left out.
@@ -168,8 +168,7 @@ def _waits(view: _View, segments: Sequence[range], low: int, small: int) -> dict
             for s in view.sources[j]:
                 if s >= low:
                     over |= before[s] | 1 << s
-            lasting = [k for k in view.born[j] if k not in view.inlined or k.end > segment[-1]]
-            taken = view.workspace[j] + sum(view.sizes[k] for k in lasting)
+            taken = view.workspace[j] + sum(view.sizes[k] for k in view.born[j])
             missing = earlier & ~over if taken >= small else 0
             waited = []
             while missing:

@@ -28,8 +28,10 @@ from torch import fx
 from optpart import torch_private as tp
 from optpart.capture import Capture, capture
 from optpart.cost.model import build_problem
+from optpart.fusion import Fused
 from optpart.graph import Region
-from optpart.hold import hold_order
+from optpart.hold import as_kernels, hold_order
+from optpart.plans import Plan
 from optpart.problem import Problem
 from optpart.rewrite import rewrite
 from optpart.settings import Settings
@@ -136,7 +138,9 @@ class Partitioner(tp.CustomPartitionerFn):
         self.partitions.append(found)
         return modules
 
-    def _partition(self, gm: fx.GraphModule, joint_inputs: Any, start: float, **kwargs: Any) -> tuple[Modules, Partition]:
+    def _partition(
+        self, gm: fx.GraphModule, joint_inputs: Any, start: float, **kwargs: Any
+    ) -> tuple[Modules, Partition]:
         inductor = kwargs.get("compiler") == "inductor"
         captured = capture(
             gm,
@@ -152,10 +156,14 @@ class Partitioner(tp.CustomPartitionerFn):
         if budget is not None and not joint_inputs and not isinstance(budget, float):
             logger.warning("a nested region takes no memory budget in bytes; it is partitioned without one")
             budget = None
-        result = solve(problem, budget, self.settings.limits)
-        modules = emit(captured, problem, result, check=budget is not None)
-        if inductor and self.settings.holds_order and result.plan is not None:
-            hold_order(modules, captured, problem, result.plan, result.budget_bytes or 0)
+        if not inductor or budget is None:
+            result = solve(problem, budget, self.settings.limits)
+            modules = emit(captured, problem, result, check=budget is not None)
+        else:  # what fuses is merged first: the peak that counts is the kernels'
+            fused = as_kernels(captured, problem)
+            problem = fused.problem
+            result = solve(problem, budget, self.settings.limits)
+            modules = emit_kernels(captured, fused, result, hold=self.settings.holds_order)
         return modules, Partition(problem, result, None, time.perf_counter() - start)
 
     def uuid(self) -> bytes:
@@ -182,14 +190,36 @@ def emit(captured: Capture, problem: Problem, result: Result, *, check: bool = T
     Raises:
         RuntimeError: there is no plan, or it is not valid.
     """
+    return rewrite(captured, _checked(problem, result, check))
+
+
+def emit_kernels(captured: Capture, fused: Fused, result: Result, *, hold: bool) -> Modules:
+    """The modules of a result's plan for a problem whose pointwise ops are merged; ``hold`` keeps its order.
+
+    Raises:
+        RuntimeError: there is no plan, or it is not valid, merged or op by op.
+    """
+    plan = _checked(fused.problem, result)
+    whole, steps = fused.expand(plan)
+    verdict = validate(fused.whole, whole)
+    if not verdict.ok:
+        raise RuntimeError(f"the plan is not valid op by op: {'; '.join(verdict.faults[:3])}")
+    modules = rewrite(captured, whole)
+    if hold:
+        hold_order(modules, captured, fused, plan, steps, result.budget_bytes or 0)
+    return modules
+
+
+def _checked(problem: Problem, result: Result, check: bool = True) -> Plan:
+    """The result's plan, past the independent checker; logged."""
     if result.plan is None:
         raise RuntimeError(f"no plan: {result.status.value}")
     if check:
-        verdict = validate(problem, result.plan)
+        verdict = validate(problem.with_budget(result.budget_bytes), result.plan)
         if not verdict.ok:
             raise RuntimeError(f"the plan is not valid: {'; '.join(verdict.faults[:3])}")
     tp.log_artifact("optpart_plan", lambda: json.dumps(result_to_json(result), indent=1))
-    return rewrite(captured, result.plan)
+    return result.plan
 
 
 def _pytorchs_own(gm: fx.GraphModule, joint_inputs: Any, reason: str, **kwargs: Any) -> tuple[Modules, str]:

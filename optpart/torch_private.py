@@ -122,7 +122,9 @@ def make_graph_module(root: fx.GraphModule, graph: fx.Graph) -> fx.GraphModule:
 
 
 def _cleanup_recompute_tags(module: fx.GraphModule) -> None:
-    for node in module.graph.nodes:  # outside of Dynamo regions have no number, and PyTorch's own clean-up compares them
+    for (
+        node
+    ) in module.graph.nodes:  # outside of Dynamo regions have no number, and PyTorch's own clean-up compares them
         if node.meta.get("ac_graph_id", 0) is None:
             del node.meta["ac_graph_id"]
     clean = partitioners.cleanup_recompute_tags
@@ -439,6 +441,7 @@ def hold(module: fx.GraphModule, waiting: Mapping[fx.Node, Sequence[fx.Node]]) -
             if tensors:
                 edges[node] = OrderedSet(tensors)
     preserve_node_ordering(module.graph, edges)
+    module.graph.lint()  # a node that waits for a later one would only be found in the middle of a compile
     module.recompile()
 
 
@@ -493,9 +496,9 @@ def trace_joint(model: Callable[..., Any], args: Sequence[Any], *, decompose: bo
         found.clear()
         try:
             with torch.enable_grad(), dynamo_config.patch(recompile_limit=2**16, suppress_errors=False):
-                torch.compile(
-                    model if stop else copy.deepcopy(model), backend=backend, fullgraph=stop, dynamic=False
-                )(*args)
+                torch.compile(model if stop else copy.deepcopy(model), backend=backend, fullgraph=stop, dynamic=False)(
+                    *args
+                )
         except dynamo_exc.BackendCompilerFailed as e:
             if not isinstance(e.inner_exception, _Seen):
                 raise
@@ -541,7 +544,9 @@ def compile_fresh(model: Callable[..., Any], backend: Callable[..., Any]) -> Cal
 def allocation_events(prof: Any) -> list[int]:
     """Signed sizes of the CPU allocator's events in the order of time."""
     events = [
-        (e.start_ns(), i, e.nbytes()) for i, e in enumerate(prof.profiler.kineto_results.events()) if e.name() == "[memory]"
+        (e.start_ns(), i, e.nbytes())
+        for i, e in enumerate(prof.profiler.kineto_results.events())
+        if e.name() == "[memory]"
     ]
     return [nbytes for _, _, nbytes in sorted(events)]
 

@@ -33,6 +33,7 @@ ORDER = (
     ("liveness",),
     ("timelines",),
     ("order",),
+    ("fusion",),
     ("validate",),
     ("summary",),
     ("explain",),
@@ -65,7 +66,7 @@ ORDER = (
 )
 
 NO_TORCH = (
-    *("units", "graph", "problem", "random_graphs", "plans", "liveness", "timelines", "order", "validate"),
+    *("units", "graph", "problem", "random_graphs", "plans", "liveness", "timelines", "order", "fusion", "validate"),
     *("summary", "explain", "streams"),
     *("solver", "formulation", "peers", "strategy", "journal", "sweep"),
 )
