@@ -141,7 +141,7 @@ class Partitioner(tp.CustomPartitionerFn):
     def _partition(
         self, gm: fx.GraphModule, joint_inputs: Any, start: float, **kwargs: Any
     ) -> tuple[Modules, Partition]:
-        inductor = kwargs.get("compiler") == "inductor"
+        inductor = kwargs.get("compiler") == "inductor" or tp.inside_inductor()
         captured = capture(
             gm,
             num_fwd_outputs=kwargs["num_fwd_outputs"],
@@ -156,14 +156,15 @@ class Partitioner(tp.CustomPartitionerFn):
         if budget is not None and not joint_inputs and not isinstance(budget, float):
             logger.warning("a nested region takes no memory budget in bytes; it is partitioned without one")
             budget = None
-        if not inductor or budget is None:
+        checkpointed = self.settings.hold_order and any(map(tp.must_recompute, captured.cores))
+        if not inductor or (budget is None and not checkpointed):
             result = solve(problem, budget, self.settings.limits)
             modules = emit(captured, problem, result, check=budget is not None)
-        else:  # what fuses is merged first: the peak that counts is the kernels'
+        else:  # memory is asked for, by a budget or by the user's own checkpoints: the peak that counts is the kernels'
             fused = as_kernels(captured, problem)
             problem = fused.problem
             result = solve(problem, budget, self.settings.limits)
-            modules = emit_kernels(captured, fused, result, hold=self.settings.holds_order)
+            modules = emit_kernels(captured, fused, result, hold=self.settings.hold_order)
         return modules, Partition(problem, result, None, time.perf_counter() - start)
 
     def uuid(self) -> bytes:

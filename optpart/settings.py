@@ -38,8 +38,8 @@ class Settings:
     or a CostModel.
     ``time_limit``: seconds for the solver.  ``on_failure``: "min_cut" falls back to PyTorch's min-cut
     with a warning, "raise" raises.  ``workspace``: what calls allocate and free again counts towards a
-    memory budget, as "measured" on the device at hand, or is taken for "none".  ``hold_order``: with a budget, Inductor
-    keeps the plan's order wherever the peak depends on it.  ``seed``: of everything random in a search.
+    memory budget, as "measured" on the device at hand, or is taken for "none".  ``hold_order``: with a budget, or
+    where the user checkpoints, Inductor keeps the plan's order wherever the peak depends on it.  ``seed``: of everything random in a search.
 
     Raises:
         ValueError: a value is out of range; the message says what was given and what is accepted.

@@ -426,6 +426,14 @@ def compile_with_inductor(
 HOLDING_OPTIONS = {"allow_buffer_reuse": False, "layout_optimization": False}
 
 
+def inside_inductor() -> bool:
+    """Is this partition for Inductor?  Its option for a partitioner is set while it compiles; a wrapper around ours may have
+    dropped the keyword ``compiler``."""
+    from torch._inductor import config
+
+    return getattr(config, "custom_partitioner_fn", None) is not None
+
+
 def hold(module: fx.GraphModule, waiting: Mapping[fx.Node, Sequence[fx.Node]]) -> None:
     """Make nodes wait for others, in a form that Inductor's scheduler keeps (its control dependencies).
 
