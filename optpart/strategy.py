@@ -7,6 +7,7 @@
   exact simulation finds a step over the limit.  Every plan is measured by ``liveness.simulate`` before it
   counts, so a plan that is returned fits.  Ctrl-C ends the search; what it found by then is the answer where
   the limits say so.
+* A bare graph: its given order, within so many bytes (``fixed_order``).
 * A fraction: of the range from the smallest peak that is found to the peak with nothing recomputed.
 """
 
@@ -18,6 +19,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
+from optpart.fixed_order import FixedOrderSearch
 from optpart.formulation.bounds import smallest_peak_bound
 from optpart.formulation.cut import hull, min_saved_bytes
 from optpart.formulation.network import NoPlan
@@ -54,14 +56,28 @@ def solve(problem: Problem, budget: Budget, limits: Limits) -> Result:
         InfeasibleBudget: no plan was found that fits; names the smallest peak that was.
         KeyboardInterrupt: Ctrl-C, unless the limits keep what was found and a plan that fits is there.
     """
-    if budget is None or not problem.graph.joint:
+    if budget is None:
         return least_saved_bytes(problem)
+    if not problem.graph.joint:
+        return _in_given_order(problem, budget, limits)
     search = PeakSearch(problem, limits)
     if isinstance(budget, float):
         return search.at_fraction(budget)
     if isinstance(budget, str):
         raise ValueError(f"memory_budget={budget!r} has to be resolved to bytes before a torch-free solve")
     return search.within(int(budget))
+
+
+def _in_given_order(problem: Problem, budget: Budget, limits: Limits) -> Result:
+    """A bare graph's plan within so many bytes."""
+    if not isinstance(budget, int):
+        raise ValueError(f"memory_budget={budget!r}: a graph without forward and backward takes bytes")
+    search = FixedOrderSearch(problem, budget, limits)
+    result = search.run()
+    if result.plan is None:
+        search.find_smallest(SMALLEST_PEAK_SECONDS)
+        raise InfeasibleBudget(budget, search.smallest)
+    return result
 
 
 def least_saved_bytes(problem: Problem) -> Result:

@@ -47,6 +47,7 @@ ORDER = (
     ("rewrite",),
     ("hold",),
     ("settings",),
+    ("fixed_order",),
     ("strategy",),
     ("journal",),
     ("sweep",),
@@ -68,7 +69,7 @@ ORDER = (
 NO_TORCH = (
     *("units", "graph", "problem", "random_graphs", "plans", "liveness", "timelines", "order", "fusion", "validate"),
     *("summary", "explain", "streams"),
-    *("solver", "formulation", "peers", "strategy", "journal", "sweep"),
+    *("solver", "formulation", "peers", "fixed_order", "strategy", "journal", "sweep"),
 )
 # Imported without torch, and import it inside a function.
 TORCH_WHEN_CALLED = ("cost", "settings", "report", "report_json", "frontier_report", "figures", "progress", "cli")

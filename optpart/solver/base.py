@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -101,11 +101,15 @@ class Progress:
 
 
 class ProgressLog:
-    """Collects the rows of one search, and prints them as they come: rows that say nothing new are dropped."""
+    """Collects the rows of one search, and prints them as they come: rows that say nothing new are dropped.
 
-    def __init__(self, title: str) -> None:
+    ``watch`` gets the rows instead of the logger, where this is a part of a larger search.
+    """
+
+    def __init__(self, title: str, watch: Callable[[Progress], None] | None = None) -> None:
         self.events: list[Progress] = []
         self._title = title
+        self._watch = watch
         self._start = time.perf_counter()
 
     def seconds(self) -> float:
@@ -115,12 +119,15 @@ class ProgressLog:
     def add(self, nodes: int, best_bound: float | None, best_solution: float | None) -> None:
         if self.events and (self.events[-1].best_bound, self.events[-1].best_solution) == (best_bound, best_solution):
             return
-        if not self.events:
+        event = Progress(self.seconds(), nodes, best_bound, best_solution)
+        self.events.append(event)
+        if self._watch is not None:
+            self._watch(event)
+            return
+        if len(self.events) == 1:
             logger.info(
                 "%s\n%8s | %8s | %12s | %12s | %7s", self._title, "Time", "Nodes", "BestBound", "BestSol", "Gap"
             )
-        event = Progress(self.seconds(), nodes, best_bound, best_solution)
-        self.events.append(event)
         bound, solution = ("-" if x is None else f"{x:.7g}" for x in (best_bound, best_solution))
         shown = "-" if event.gap is None else f"{event.gap:.2%}"
         logger.info("%7.1fs | %8d | %12s | %12s | %7s", event.seconds, nodes, bound, solution, shown)

@@ -108,6 +108,7 @@ def solve(
     whole: bool = False,
     relative_gap: float = 0.0,
     title: str = "",
+    watch: Callable[[Progress], None] | None = None,
 ) -> Outcome:
     """Minimise a model.
 
@@ -117,6 +118,7 @@ def solve(
         whole: the objective has whole values only, in every solution.
         relative_gap: stop when (objective - bound) / objective is at most this.
         title: first line of the log.
+        watch: gets the rows of the log as they come, in place of the logger.
 
     Raises:
         SolverError: the model is unbounded, or the solver refused something or failed.
@@ -125,7 +127,7 @@ def solve(
     """
     if model.objective.is_maximize:
         raise ValueError("this package minimises: a bound is a lower bound")
-    log = ProgressLog(title or f"{solver}: {model.name}")
+    log = ProgressLog(title or f"{solver}: {model.name}", watch)
 
     def listen(lines: Sequence[str]) -> None:
         for line in lines:

@@ -6,13 +6,13 @@ lists do not.  Everything is minimised.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ortools.math_opt import model_pb2
 from ortools.math_opt.python import mathopt
 
-from optpart.solver.base import NO_LIMITS, Limits
+from optpart.solver.base import NO_LIMITS, Limits, Progress
 from optpart.solver.mathopt import Outcome, SolverName, solve
 
 INFINITY = float("inf")
@@ -90,11 +90,16 @@ class SparseModel:
         limits: Limits = NO_LIMITS,
         *,
         hint: Mapping[int, float] | None = None,
+        whole: bool = False,
         relative_gap: float = 0.0,
         title: str = "",
+        watch: Callable[[Progress], None] | None = None,
     ) -> tuple[Outcome, Sequence[float]]:
-        """Solve; the second result holds the value of each column (empty without a solution)."""
+        """Solve, as :func:`optpart.solver.mathopt.solve`; the second result holds the value of each column (empty
+        without a solution)."""
         model, variables = self.to_mathopt()
         given = None if hint is None else {variables[c]: x for c, x in hint.items()}
-        outcome = solve(model, solver, limits, hint=given, relative_gap=relative_gap, title=title)
+        outcome = solve(
+            model, solver, limits, hint=given, whole=whole, relative_gap=relative_gap, title=title, watch=watch
+        )
         return outcome, [outcome.values[v] for v in variables] if outcome.values else []
