@@ -20,6 +20,16 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from optpart.cost.devices import device_rows
+from optpart.exits import (
+    CUT_OFF,
+    DONE,
+    GRADIENTS_DIFFER,
+    INFEASIBLE,
+    INTERRUPTED,
+    NO_PLAN,
+    WRONG_ARGUMENT,
+    WrongArgument,
+)
 from optpart.explain import explain
 from optpart.figures import NoFigure, check_figure, draw_frontier, draw_plan
 from optpart.frontier_report import frontier_text, frontier_to_csv, frontier_to_json
@@ -28,15 +38,11 @@ from optpart.problem import problem_to_json
 from optpart.report import Report
 from optpart.report_json import infeasible_to_json, report_to_json
 from optpart.settings import Settings, parse_budget
+from optpart.solve_command import add_solve_arguments, solve_command
 from optpart.solver.base import InfeasibleBudget
 from optpart.streams import messages, stdout_to_stderr
 
 COMPILERS = ("aot_eager", "inductor")
-DONE, GRADIENTS_DIFFER, WRONG_ARGUMENT, INFEASIBLE, NO_PLAN, INTERRUPTED, CUT_OFF = 0, 1, 2, 3, 4, 130, 141
-
-
-class WrongArgument(Exception):
-    """What was typed cannot be done; the message is for the person who typed it."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -47,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         args = _parser().parse_args(argv)
     except SystemExit as e:  # --help, --version, and what argparse refuses
         return int(e.code or 0)
-    with messages(args.verbose):
+    with messages(args.verbose or getattr(args, "live", False)):
         try:
             code: int = args.run(args)
             sys.stdout.flush()
@@ -264,6 +270,9 @@ def _parser() -> argparse.ArgumentParser:
     _model_arguments(command)
     command.add_argument("-o", "--output", metavar="FILE", required=True, help="'-': standard output")
     command.add_argument("--cost-model", metavar="M", default="roofline")
+
+    command = add("solve", solve_command, "solve a problem from a file, with proof; needs no torch")
+    add_solve_arguments(command)
 
     add("models", models_command, "list the models")
     add("devices", devices_command, "list the devices of the cost models")

@@ -20,6 +20,7 @@ from dataclasses import replace
 
 from optpart.formulation.bounds import smallest_peak_bound
 from optpart.formulation.sequence_stages import (
+    ANY_ORDER,
     FIXED_CLASS,
     STAGED_CLASS,
     Order,
@@ -33,6 +34,8 @@ from optpart.problem import Problem
 from optpart.solver.base import INTERRUPTED, Interrupted, Limits, Progress, ProgressLog, Result, Status, conclude
 
 PEAK_GAP = 1e-3  # a peak this close to the smallest is not worth another round
+# "checkmate": every stage is watched from the start, which is Checkmate's own model.
+FORMULATIONS = ("sequence-stages", "checkmate")
 CLOSED = 1e-6  # relative: what a solver's bound may miss by rounding where costs are no small whole numbers
 
 
@@ -43,9 +46,16 @@ class FixedOrderSearch:
     best plan's and ``bound`` that of all plans of ``plan_class`` that fit, in whole units (infinite: there is none).
     """
 
-    def __init__(self, problem: Problem, limit: int, limits: Limits, starts: Iterable[Plan] = ()) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        limit: int,
+        limits: Limits,
+        starts: Iterable[Plan] = (),
+        formulation: str = FORMULATIONS[0],
+    ) -> None:
         self.problem, self.limit, self.limits = problem, limit, limits
-        self.begin = time.perf_counter()
+        self.formulation, self.solver, self.begin = formulation, "highs", time.perf_counter()
         self.costs, self.unit = problem.integer_costs()
         self.best: Plan | None = None
         self.cost, self.bound, self.plan_class = math.inf, 0.0, FIXED_CLASS
@@ -55,6 +65,9 @@ class FixedOrderSearch:
         given = baseline(problem.graph)
         self.smallest: int = simulate(problem, given).peak_bytes
         self.watched = Watched().more(self._measured(given))
+        if formulation == "checkmate":
+            every = frozenset(range(len(problem.graph.ops) + 1))
+            self.watched = Watched(every, every)
         for plan in starts:
             self._measured(plan)
 
@@ -62,18 +75,17 @@ class FixedOrderSearch:
         """The best plan with its bound.
 
         Raises:
-            KeyboardInterrupt: Ctrl-C, unless the limits keep what was found and a plan that fits is there.
+            KeyboardInterrupt: Ctrl-C, unless the limits keep what was found.
         """
         if self.limit < smallest_peak_bound(self.problem):
-            self._prove(math.inf, FIXED_CLASS)
+            self.solver = "bound on the peak"
+            self._prove(math.inf, ANY_ORDER)
         try:
             while not self.proven and self._seconds_left() > 0 and self._round():
                 pass
         except KeyboardInterrupt:
             if not self.limits.keep_on_interrupt:
                 raise
-            if self.best is None:
-                raise KeyboardInterrupt("no plan that fits was found so far") from None
             self.deterministic = False
             self.notes.append(INTERRUPTED)
         return self._conclude()
@@ -169,8 +181,8 @@ class FixedOrderSearch:
             objective=None if self.best is None else self.cost,
             objective_bound=None if self.bound == math.inf else self.bound,
             plan_class=self.plan_class,
-            formulation="sequence stages",
-            solver="highs",
+            formulation=self.formulation,
+            solver=self.solver,
             seconds=time.perf_counter() - self.begin,
             deterministic=self.deterministic,
             progress=self.log.events,

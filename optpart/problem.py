@@ -146,13 +146,22 @@ def load_problem(path: str | Path) -> Problem:
     """
     try:
         data = json.loads(Path(path).read_text())
-    except json.JSONDecodeError as e:
+    except ValueError as e:  # bytes that are no text, or text that is no JSON
         raise ValueError(f"{path} is not JSON: {e}") from e
-    if isinstance(data, dict) and "nodes" in data and "links" in data:
-        return from_node_link(data, Path(path).stem)
-    if isinstance(data, dict):
+    if not isinstance(data, dict):
+        raise ValueError(f"{path} holds a JSON {type(data).__name__}, expected an object (a problem, or a node-link graph)")
+    try:
+        if "nodes" in data and "links" in data:
+            return from_node_link(data, Path(path).stem)
         return problem_from_json(data)
-    raise ValueError(f"{path} holds a JSON {type(data).__name__}, expected an object (a problem, or a node-link graph)")
+    except KeyError as e:
+        raise ValueError(f"{path} lacks the field {e}") from e
+    except IndexError as e:
+        raise ValueError(f"{path} refers to a value or an op that it does not have") from e
+    except (AttributeError, TypeError) as e:
+        raise ValueError(f"{path} has a field of a wrong type: {e}") from e
+    except ValueError as e:
+        raise ValueError(f"{path}: {e}") from e
 
 
 def from_node_link(data: Mapping[str, Any], name: str = "") -> Problem:
@@ -163,7 +172,7 @@ def from_node_link(data: Mapping[str, Any], name: str = "") -> Problem:
     ``{source, target}``, program order = ``networkx.topological_sort`` of the graph in file order.
 
     Raises:
-        ValueError: a field is missing, or the graph has a cycle.
+        ValueError: a field is missing, an edge has an end that is no node, or the graph has a cycle.
     """
     import networkx
 
@@ -188,7 +197,11 @@ def from_node_link(data: Mapping[str, Any], name: str = "") -> Problem:
         raise ValueError(f"node-link graph {name!r} lacks the field {e}") from e
     except networkx.NetworkXUnfeasible as e:
         raise ValueError(f"node-link graph {name!r} has a cycle") from e
-    return bare_problem([str(i) for i in order], sizes, times, [(order.index(a), order.index(b)) for a, b in edges], name)
+    place = {node: i for i, node in enumerate(order)}
+    strange = [node for edge in edges for node in edge if node not in place]
+    if strange:
+        raise ValueError(f"node-link graph {name!r} has an edge of {strange[0]!r}, which is no node of its order")
+    return bare_problem([str(i) for i in order], sizes, times, [(place[a], place[b]) for a, b in edges], name)
 
 
 def bare_problem(

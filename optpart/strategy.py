@@ -74,6 +74,8 @@ def _in_given_order(problem: Problem, budget: Budget, limits: Limits) -> Result:
         raise ValueError(f"memory_budget={budget!r}: a graph without forward and backward takes bytes")
     search = FixedOrderSearch(problem, budget, limits)
     result = search.run()
+    if result.plan is None and result.interrupted:
+        raise KeyboardInterrupt("no plan that fits was found so far")
     if result.plan is None:
         search.find_smallest(SMALLEST_PEAK_SECONDS)
         raise InfeasibleBudget(budget, search.smallest)

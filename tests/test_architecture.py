@@ -62,14 +62,16 @@ ORDER = (
     ("frontier_report",),
     ("figures",),
     ("streams",),
+    ("exits",),
     ("progress",),
+    ("solve_command",),
     ("cli",),
 )
 
 NO_TORCH = (
     *("units", "graph", "problem", "random_graphs", "plans", "liveness", "timelines", "order", "fusion", "validate"),
     *("summary", "explain", "streams"),
-    *("solver", "formulation", "peers", "fixed_order", "strategy", "journal", "sweep"),
+    *("solver", "formulation", "peers", "fixed_order", "strategy", "exits", "solve_command", "journal", "sweep"),
 )
 # Imported without torch, and import it inside a function.
 TORCH_WHEN_CALLED = ("cost", "settings", "report", "report_json", "frontier_report", "figures", "progress", "cli")
