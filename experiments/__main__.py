@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from experiments.registry import NAMES, Experiment, get
-from experiments.run import RESULTS, failed, run
+from experiments.run import RESULTS, failed, run, skipped
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command; returns its exit code: 1 if a smoke run has a failed row, 2 for a wrong argument."""
     args = _parser().parse_args(argv)
+    if getattr(args, "instances", None) is not None:
+        os.environ["OPTPART_INSTANCES"] = str(args.instances)
     try:
         chosen = [get(name) for name in ([args.name] if args.command == "run" else NAMES)]
     except ValueError as e:
@@ -36,6 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             print("experiments: interrupted; the same command goes on from here", file=sys.stderr)
             return 130
         print(f"{experiment.label}: {experiment.title}\n{experiment.summary([r for r in rows if not r['reason']])}")
+        for row in skipped(rows):
+            print(f"{row['reason']}: {' '.join(row[k] for k in experiment.keys)}")
         for row in failed(rows):
             print(f"failed: {' '.join(row[k] for k in experiment.keys)}: {row['reason']}")
         bad += len(failed(rows))
@@ -60,6 +65,9 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--fresh", action="store_true", help="run the rows again that are there")
         command.add_argument(
             "--out", type=Path, metavar="FOLDER", help="where the CSV goes (default: experiments/results)"
+        )
+        command.add_argument(
+            "--instances", type=Path, metavar="DIR", help="public instances as JSON files (default: $OPTPART_INSTANCES)"
         )
     return parser
 

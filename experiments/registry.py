@@ -16,7 +16,11 @@ Cell = str | int | float | bool | None
 Row = Mapping[str, Cell]
 TextRow = Mapping[str, str]  # a row as it is read back from the CSV: "" for None, "true" and "false"
 
-NAMES = ("gradients", "equal_peak", "smallest_peak", "partition_time", "inductor_peak")
+NAMES = ("gradients", "equal_peak", "smallest_peak", "partition_time", "inductor_peak", "instances")
+
+
+class Skipped(Exception):
+    """A case cannot be run here; the message says what is absent.  It is tried again by the next run."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,7 @@ class Experiment:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The CSV's header.  ``reason`` is empty, or says why a case has no results."""
+        """The CSV's header.  ``reason`` is empty, or says why a case has no results ("skipped: ..." is no failure)."""
         return (*self.keys, *self.results, "reason")
 
 

@@ -1,8 +1,8 @@
 """Runs an experiment into a CSV, one row at a time, so that it can be stopped and taken up again.
 
 The file is written anew after every row and put in its place at once, so it is whole at any moment.  Rows that it
-already has are not run again, unless they were interrupted.  Beside it a ``.meta.json`` says what each run was made
-with.
+already has are not run again, unless they were interrupted or skipped.  Beside it a ``.meta.json`` says what each run
+was made with.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.registry import Cell, Experiment, Row, TextRow
+from experiments.registry import Cell, Experiment, Row, Skipped, TextRow
 
 RESULTS = Path(__file__).parent / "results"
 INTERRUPTED = "interrupted"
+SKIPPED = "skipped: "
 PACKAGES = ("torch", "ortools", "networkx", "scipy", "numpy")
 
 
@@ -70,6 +71,8 @@ def _row(experiment: Experiment, case: Row) -> TextRow:
         results = experiment.run(case)
     except KeyboardInterrupt:
         reason = INTERRUPTED
+    except Skipped as e:
+        reason = f"{SKIPPED}{e}"
     except Exception as e:  # a row that failed is a result too
         reason = f"{type(e).__name__}: {' '.join(str(e).split())}"[:300]
     unknown = results.keys() - set(experiment.results)
@@ -106,7 +109,12 @@ def _read(path: Path, experiment: Experiment) -> dict[str, TextRow]:
         rows = list(reader)
     if tuple(reader.fieldnames or ()) != experiment.columns:
         raise ValueError(f"{path.name} has other columns than {experiment.name} writes: move it away, or use --fresh")
-    return {_key({k: row[k] for k in experiment.keys}): row for row in rows if row["reason"] != INTERRUPTED}
+    return {_key({k: row[k] for k in experiment.keys}): row for row in rows if not _again(row)}
+
+
+def _again(row: TextRow) -> bool:
+    """Is the row of a case that the next run tries again?"""
+    return row["reason"] == INTERRUPTED or row["reason"].startswith(SKIPPED)
 
 
 def _write(path: Path, experiment: Experiment, cases: Iterable[Row], done: dict[str, TextRow]) -> None:
@@ -170,5 +178,10 @@ def _commit() -> str:
 
 
 def failed(rows: Sequence[TextRow]) -> list[TextRow]:
-    """The rows with a reason."""
-    return [row for row in rows if row["reason"]]
+    """The rows with a reason other than that something is absent here."""
+    return [row for row in rows if row["reason"] and not row["reason"].startswith(SKIPPED)]
+
+
+def skipped(rows: Sequence[TextRow]) -> list[TextRow]:
+    """The rows whose case cannot be run here."""
+    return [row for row in rows if row["reason"].startswith(SKIPPED)]

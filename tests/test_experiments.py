@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from experiments import __main__ as command
-from experiments.registry import NAMES, Experiment, Row, TextRow, get, median, number
-from experiments.run import RESULTS, run, text
+from experiments.registry import NAMES, Experiment, Row, Skipped, TextRow, get, median, number
+from experiments.run import RESULTS, failed, run, skipped, text
 
 README = Path(command.__file__).with_name("README.md")
 
@@ -83,12 +83,13 @@ def test_smoke(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 class Counting:
-    """An experiment of four cases that counts its calls; ``stop`` and ``fail`` say which case does not come through."""
+    """An experiment of four cases that counts its calls; ``stop``, ``fail`` and ``absent`` say which does not come through."""
 
     def __init__(self) -> None:
         self.calls: list[int] = []
         self.stop: int | None = None
         self.fail: int | None = None
+        self.absent: int | None = None
 
     def run(self, case: Row) -> Row:
         n = int(case["n"])
@@ -97,6 +98,8 @@ class Counting:
             raise KeyboardInterrupt
         if n == self.fail:
             raise RuntimeError("does not\n come through")
+        if n == self.absent:
+            raise Skipped("no paper")
         return {"square": n * n, "half": n / 2, "odd": n % 2 == 1, "none": None}
 
     @property
@@ -156,6 +159,18 @@ def test_a_failure_is_a_row_with_its_reason(tmp_path: Path) -> None:
     assert rows[1]["square"] == ""
     run(counting.spec, tmp_path)
     assert counting.calls == [3, 1, 2, 0]
+
+
+def test_a_skipped_row_is_no_failure_and_runs_another_time(tmp_path: Path) -> None:
+    counting = Counting()
+    counting.absent = 1
+    rows = run(counting.spec, tmp_path)
+    assert [r["reason"] for r in rows] == ["", "skipped: no paper", "", ""]
+    assert (failed(rows), skipped(rows)) == ([], [rows[1]])
+    counting.absent = None
+    counting.calls.clear()
+    assert run(counting.spec, tmp_path) == run(Counting().spec, tmp_path / "at once")
+    assert counting.calls == [1]
 
 
 def test_a_table_of_other_columns_is_not_overwritten(tmp_path: Path) -> None:
