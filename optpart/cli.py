@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from optpart.cost.devices import device_rows
+from optpart.cost.machine import check_device
 from optpart.exits import (
     CUT_OFF,
     DONE,
@@ -47,7 +48,6 @@ COMPILERS = ("aot_eager", "inductor")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler that measures memory is no news
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler, which measures memory, talks on stderr
     try:
         args = _parser().parse_args(argv)
@@ -199,6 +199,34 @@ def capture_command(args: argparse.Namespace) -> int:
     return DONE
 
 
+def profile_command(args: argparse.Namespace) -> int:
+    """optpart profile: time each distinct call of a model on the device at hand, into the cache of measurements."""
+    _check_writable(args.export)
+    with stdout_to_stderr():
+        from optpart.profile_command import profile_model, profile_text, profile_to_json, take_over
+
+        try:
+            check_device(args.device)
+            if args.import_ is not None:
+                print(take_over(args.import_, args.device), file=sys.stderr)
+        except ValueError as e:
+            raise WrongArgument(e) from None
+    loaded = _load(args, fake=True)
+    with stdout_to_stderr():
+        from optpart.planning import capture_joint, trace
+        from optpart.progress import Bar
+
+        graphs = [capture_joint(j, name).graph for j, name in trace(loaded.model, loaded.batch, args.model)]
+        with Bar() as bar:
+            report = profile_model(graphs, args.model, watch=bar)
+    _write(args.export, "", report.profile.to_json())
+    if args.json:
+        _print_json(profile_to_json(report, {"preset": args.preset, **asdict(loaded.config)}))
+    else:
+        print(profile_text(report), end="")
+    return DONE
+
+
 def models_command(args: argparse.Namespace) -> int:
     """optpart models: what there is to plan."""
     from optpart_models.registry import TITLES
@@ -274,6 +302,13 @@ def _parser() -> argparse.ArgumentParser:
     command = add("solve", solve_command, "solve a problem from a file, with proof; needs no torch")
     add_solve_arguments(command)
 
+    command = add("profile", profile_command, "time a model's calls on this machine, for the cost model 'profiled'")
+    _model_arguments(command)
+    command.add_argument("--device", metavar="D", default="cpu", help="where the calls run: cpu, cuda, cuda:1")
+    command.add_argument("--import", metavar="FILE", dest="import_", help="take over the measurements of a profile first")
+    command.add_argument("--export", metavar="FILE", help="write the profile as JSON, for --cost-model profiled:FILE")
+    command.add_argument("--json", action="store_true", help="one JSON object on standard output")
+
     add("models", models_command, "list the models")
     add("devices", devices_command, "list the devices of the cost models")
     return parser
@@ -326,7 +361,7 @@ def _load(args: argparse.Namespace, *, fake: bool) -> Any:
     except ValueError as e:
         raise WrongArgument(e) from None
     with stdout_to_stderr():
-        return optpart_models.load(args.model, args.preset, overrides, seed=getattr(args, "seed", 0), fake=fake)
+        return optpart_models.load(args.model, args.preset, overrides, seed=getattr(args, "seed", 0), device=getattr(args, "device", "cpu"), fake=fake)
 
 
 # ----------------------------------------------------------------------------------------------- output

@@ -65,6 +65,7 @@ ORDER = (
     ("exits",),
     ("progress",),
     ("solve_command",),
+    ("profile_command",),
     ("cli",),
 )
 
@@ -74,7 +75,9 @@ NO_TORCH = (
     *("solver", "formulation", "peers", "fixed_order", "strategy", "exits", "solve_command", "journal", "sweep"),
 )
 # Imported without torch, and import it inside a function.
-TORCH_WHEN_CALLED = ("cost", "settings", "report", "report_json", "frontier_report", "figures", "progress", "cli")
+TORCH_WHEN_CALLED = (
+    *("cost", "settings", "report", "report_json", "frontier_report", "figures", "progress", "profile_command", "cli"),
+)
 
 # FakeTensorMode has no public name yet; the zoo stands alone, so it does not go through torch_private.
 ALLOWED_PRIVATE = {("models/registry.py", "torch._subclasses.fake_tensor")}

@@ -156,10 +156,10 @@ class Cache:
         """Change the identity: plans that were made with the values so far will not be served any more."""
         self._transaction(_set_number, write=True)
 
-    def rows(self) -> list[Row]:
-        """Everything in the table."""
-        query = "SELECT kind, environment, signature, value FROM measurements"
-        found = self._transaction(lambda connection: connection.execute(query).fetchall())
+    def rows(self, kind: str | None = None) -> list[Row]:
+        """Everything in the table, or what is of one kind."""
+        query = "SELECT kind, environment, signature, value FROM measurements WHERE kind = coalesce(?, kind)"
+        found = self._transaction(lambda connection: connection.execute(query, (kind,)).fetchall())
         return [Row(kind, place, signature_from_json(json.loads(s)), json.loads(v)) for kind, place, s, v in found]
 
     def replace(self, rows: Iterable[Row]) -> None:

@@ -27,10 +27,7 @@ def environment(device: str) -> str:
     import torch
 
     if device.startswith("cuda"):
-        if not torch.cuda.is_available():
-            raise RuntimeError(
-                f"no CUDA device here to measure {device!r} on; import a profile that was measured where there is one"
-            )
+        check_device(device)
         cudnn: Any = torch.backends.cudnn
         name = f"{torch.cuda.get_device_name(device)} cuda {torch.version.cuda} cudnn {cudnn.version()}"
         precision = f"matmul={torch.backends.cuda.matmul.fp32_precision} conv={cudnn.conv.fp32_precision}"
@@ -42,6 +39,24 @@ def environment(device: str) -> str:
     flags += f" deterministic={torch.are_deterministic_algorithms_enabled()}"
     kind = device.partition(":")[0]
     return f"torch {torch.__version__} | {kind} {name} | {torch.get_num_threads()} threads | {flags}"
+
+
+def check_device(device: str) -> None:
+    """Return if there is such a device here.
+
+    Raises:
+        ValueError: it is no device that calls are measured on.
+        RuntimeError: this machine has none.
+    """
+    import torch
+
+    kind, _, index = device.partition(":")
+    if kind not in ("cpu", "cuda") or (index and not index.isdigit()):
+        raise ValueError(f"device {device!r}: expected cpu, cuda, or cuda with a number such as cuda:0")
+    if kind == "cuda" and int(index or 0) >= torch.cuda.device_count():
+        raise RuntimeError(
+            f"no CUDA device here to measure {device!r} on; import a profile that was measured where there is one"
+        )
 
 
 def environments() -> tuple[str, ...]:

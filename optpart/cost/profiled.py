@@ -127,10 +127,15 @@ def profile_from_json(data: Mapping[str, Any]) -> Profile:
 
 
 def profile_graph(graph: Graph, progress: Progress | None = None, cache: Cache | None = None) -> Profile:
-    """Measure time and memory of each distinct call of a graph, custom operators included, unless the cache has them.
+    """:func:`profile_calls` of a graph's calls."""
+    return profile_calls((op.signature for op in graph.ops), progress, cache)
+
+
+def profile_calls(calls: Iterable[Signature], progress: Progress | None = None, cache: Cache | None = None) -> Profile:
+    """Measure time and memory of each distinct call, custom operators included, unless the cache has them.
 
     Args:
-        graph: its calls run on the devices that they name.
+        calls: they run on the devices that they name.
         progress: is told how many calls are done, of how many, and the next one's operator.
         cache: by default this user's.
 
@@ -138,7 +143,7 @@ def profile_graph(graph: Graph, progress: Progress | None = None, cache: Cache |
         RuntimeError: a device is not at hand.
     """
     model = Profiled(cache or default_cache(), custom=True)
-    signatures = list(dict.fromkeys(op.signature for op in graph.ops))
+    signatures = list(dict.fromkeys(calls))
     known = len(model.cache.rows())
     timings = []
     for done, signature in enumerate(signatures):
