@@ -19,6 +19,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, NoReturn
 
+from optpart.cost.calibrate import calibrate, calibrations
 from optpart.cost.devices import device_rows
 from optpart.cost.machine import check_device
 from optpart.exits import (
@@ -237,10 +238,13 @@ def models_command(args: argparse.Namespace) -> int:
 
 
 def devices_command(args: argparse.Namespace) -> int:
-    """optpart devices: the table that roofline costs come from."""
-    for row in device_rows():
-        rates = ", ".join(f"{k.removesuffix('_tflops')} {v:g}" for k, v in row.items() if k.endswith("tflops") and v)
-        print(f"{row['device']:<10}  {row['bandwidth_gb_per_s']:>6g} GB/s; TFLOP/s: {rates}")
+    """optpart devices: the table that roofline costs come from, and where each row comes from."""
+    if args.calibrate:
+        with stdout_to_stderr():
+            calibrate(tell=lambda what: print(f"measuring {what}", file=sys.stderr, flush=True))
+    for row in device_rows(calibrations()):
+        rates = ", ".join(f"{k.removesuffix('_tflops')} {v:.4g}" for k, v in row.items() if k.endswith("tflops") and v)
+        print(f"{row['device']:<10}  {row['bandwidth_gb_per_s']:>6.4g} GB/s; TFLOP/s: {rates}; {row['source']}")
     return DONE
 
 
@@ -310,7 +314,8 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--json", action="store_true", help="one JSON object on standard output")
 
     add("models", models_command, "list the models")
-    add("devices", devices_command, "list the devices of the cost models")
+    command = add("devices", devices_command, "list the devices of the cost models")
+    command.add_argument("--calibrate", action="store_true", help="measure this machine first: the device 'here'")
     return parser
 
 

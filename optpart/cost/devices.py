@@ -105,7 +105,7 @@ def get_device(name: str) -> Device:
         return default_device(kind)
     rows = {row.name: row for row in DEVICES}
     if (row := rows.get(ALIASES.get(given, given))) is None:
-        raise unknown_name("device", name, (*rows, *ALIASES, "cpu", "cuda"))
+        raise unknown_name("device", name, (*rows, *ALIASES, "cpu", "cuda", "here"))
     return row
 
 
@@ -128,14 +128,14 @@ def default_device(device_type: str) -> Device:
     return next(row for row in DEVICES if row.name == ASSUMED_GPU)
 
 
-def device_rows() -> list[dict[str, str | float | None]]:
-    """The table for printing or JSON: one dict a device, units in the keys."""
+def device_rows(more: Iterable[Device] = ()) -> list[dict[str, str | float | None]]:
+    """The table, and ``more`` rows, for printing or JSON: one dict a device, units in the keys."""
     rates = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "int8")
     return [
         {"device": row.name}
         | {f"{rate}_tflops": getattr(row, rate) for rate in rates}
         | {"bandwidth_gb_per_s": row.bandwidth, "source": row.source}
-        for row in DEVICES
+        for row in (*DEVICES, *more)
     ]
 
 

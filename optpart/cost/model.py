@@ -14,7 +14,8 @@ name              run time of a call
 ``profiled``      measured on the machine at hand, and kept (``profiled:FILE``: a profile of another machine)
 ================  =========================================================================================
 
-``roofline:h100`` names a device; without one it is the device that the graph's tensors are on.
+``roofline:h100`` names a device; without one it is the device that the graph's tensors are on.  ``roofline:here`` takes
+the ceilings of this machine, measured on request (``cost.calibrate``).
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from optpart.cost.bytes import BytesModel, tensors
-from optpart.cost.devices import Device, default_device, get_device, unknown_name
+from optpart.cost.calibrate import find_device
+from optpart.cost.devices import Device, default_device, unknown_name
 from optpart.cost.flops import FlopsModel
 from optpart.cost.profiled import Profiled, load_profile
 from optpart.cost.roofline import Roofline
@@ -72,7 +74,7 @@ def get_cost_model(spec: str | CostModel, device: str | None = None) -> CostMode
     none; with neither it is the CPU.
 
     Raises:
-        ValueError: no such model or device; the message says which there are.
+        ValueError: no such model or device, or "here" is not calibrated; the message says which there are.
     """
     if not isinstance(spec, str):
         return spec
@@ -83,7 +85,7 @@ def get_cost_model(spec: str | CostModel, device: str | None = None) -> CostMode
         return load_profile(row) if row else Profiled()
     if kind not in ON_DEVICE:
         raise unknown_name("cost model", spec, (*ON_DEVICE, "unit", "profiled"))
-    return ON_DEVICE[kind](get_device(row or device or "cpu"))
+    return ON_DEVICE[kind](find_device(row or device or "cpu"))
 
 
 def cost_key(spec: str | CostModel) -> str:

@@ -21,16 +21,19 @@ spread estimated by the median absolute deviation, which a few disturbed repeats
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from optpart.cost.inputs import Call, Unrunnable, device_of_call, make_call, real_calls
 from optpart.graph import Signature
 from optpart.units import Microseconds
+
+T = TypeVar("T")
 
 WARM_UP = 2
 LEAST, MOST = 5, 30
@@ -59,13 +62,27 @@ def measure_time(signature: Signature, *, custom: bool = False) -> Timing:
     Raises:
         Unrunnable: the call cannot be run here; the message says why.
     """
+    return _run(signature, custom, repeat)
+
+
+def fastest(signature: Signature, repeats: int) -> float:
+    """Seconds of the fastest of some runs of a call, after ``WARM_UP`` others.
+
+    Raises:
+        Unrunnable: the call cannot be run here; the message says why.
+    """
+    return _run(signature, False, lambda runs: min(itertools.islice(runs, repeats)))
+
+
+def _run(signature: Signature, custom: bool, take: Callable[[Iterator[float]], T]) -> T:
+    """What ``take`` makes of the seconds of one warm run after another."""
     device = device_of_call(signature)
     with real_calls((device,)):
         try:
             call = make_call(signature, custom=custom)
             for _ in range(WARM_UP):
                 call()
-            return repeat(_runs(call, signature, device))
+            return take(_runs(call, signature, device))
         except Unrunnable:
             raise
         except Exception as error:  # a call with made-up inputs may fail in any way
