@@ -93,7 +93,7 @@ def test_the_command(cache: Cache, fastest: list[Signature], capfd: pytest.Captu
     captured = capfd.readouterr()
     assert "measuring a copy of 256 MiB" in captured.err
     *others, here = captured.out.splitlines()
-    assert here.startswith("here         0.5369 GB/s; TFLOP/s: fp64 0.002147, fp32 0.002147")
+    assert here.startswith("here        0.5369 GB/s; TFLOP/s: fp64 0.002147, fp32 0.002147")
     assert here.endswith(f"measured on {environment('cpu')}")
     assert all("https://" in line or "assumed" in line for line in others)
 

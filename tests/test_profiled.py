@@ -310,7 +310,7 @@ def test_random_ops_need_their_generator_once_more() -> None:
     assert states
     for op in problem.graph.ops:
         state = 0 if op.rng_state is None else problem.graph.values[op.rng_state].nbytes
-        assert found.workspace[op.id] == 7 + state
+        assert (found.workspace[op.id], found.aside(op.id)) == (7, state)
 
 
 def test_what_takes_too_long_is_not_measured(cache: Cache, caplog: pytest.LogCaptureFixture) -> None:
