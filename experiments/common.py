@@ -39,12 +39,12 @@ OURS = (
 )
 
 
-def load(case: Row) -> tuple[Model, tuple[Any, ...]]:
-    """The model of a case ("model", and perhaps "preset" and "config": "layers=12 batch=16") and its batch."""
+def load(case: Row, device: str = "cpu") -> tuple[Model, tuple[Any, ...]]:
+    """The model of a case ("model", and perhaps "preset" and "config": "layers=12 batch=16") and its batch, on a device."""
     import optpart_models
 
     overrides = dict(item.split("=", 1) for item in str(case.get("config") or "").split())
-    loaded = optpart_models.load(str(case["model"]), str(case.get("preset", "default")), overrides, seed=0)
+    loaded = optpart_models.load(str(case["model"]), str(case.get("preset", "default")), overrides, seed=0, device=device)
     return loaded.model, loaded.batch
 
 
