@@ -22,9 +22,10 @@ from dataclasses import dataclass, field, replace
 from optpart.fixed_order import FixedOrderSearch
 from optpart.formulation.bounds import smallest_peak_bound
 from optpart.formulation.cut import hull, min_saved_bytes
+from optpart.formulation.levers import ALL, Levers
 from optpart.formulation.network import NoPlan
 from optpart.formulation.stage_graph import Blocks, Stages, build_stages, find_blocks
-from optpart.formulation.stages import PLAN_CLASS, Side, stage_model
+from optpart.formulation.stages import PLAN_CLASS, Side, StageModel, stage_model
 from optpart.liveness import Liveness, simulate
 from optpart.plans import Plan, baseline
 from optpart.problem import Problem
@@ -49,8 +50,8 @@ WHOLE_BINARIES = 6000  # a model without windows is tried up to this size (a 6-l
 ROUNDS = 4  # how often rows for single recomputes are added before windows are widened
 
 
-def solve(problem: Problem, budget: Budget, limits: Limits) -> Result:
-    """The plan for a request, with its proof.
+def solve(problem: Problem, budget: Budget, limits: Limits, levers: Levers = ALL) -> Result:
+    """The plan for a request, with its proof.  ``levers``: what a search under a budget may make use of.
 
     Raises:
         InfeasibleBudget: no plan was found that fits; names the smallest peak that was.
@@ -60,7 +61,7 @@ def solve(problem: Problem, budget: Budget, limits: Limits) -> Result:
         return least_saved_bytes(problem)
     if not problem.graph.joint:
         return _in_given_order(problem, budget, limits)
-    search = PeakSearch(problem, limits)
+    search = PeakSearch(problem, limits, levers)
     if isinstance(budget, float):
         return search.at_fraction(budget)
     if isinstance(budget, str):
@@ -119,6 +120,7 @@ class PeakSearch:
 
     problem: Problem
     limits: Limits
+    levers: Levers = ALL
     found: list[Candidate] = field(default_factory=list)
     deterministic: bool = True
     notes: list[str] = field(default_factory=list)
@@ -129,10 +131,12 @@ class PeakSearch:
         self.stages: Stages = build_stages(self.problem)
         self.blocks: Blocks = find_blocks(self.problem)
         try:
-            corners = [self.add(point.plan, "parametric cut") for point in hull(self.problem, inputs_free=True)]
+            corners = hull(self.problem, inputs_free=True)
         except NoPlan as e:
             raise RuntimeError(f"no plan at all: {e}") from e
-        self.nothing = corners[-1]  # least time: nothing recomputed, except what a tag demands
+        for point in corners if self.levers.cuts_first else corners[-1:]:
+            self.add(point.plan, "parametric cut")
+        self.nothing = self.found[-1]  # least time: nothing recomputed, except what a tag demands
         plan = baseline(self.problem.graph)
         if all(self.problem.graph.values[v].savable for v in plan.saved(self.problem.graph)):
             self.nothing = self.add(plan, "nothing recomputed")
@@ -169,7 +173,7 @@ class PeakSearch:
 
         A bound that holds for the whole class is noted, whatever else comes of the solve.
         """
-        model = stage_model(self.stages, limit, side=side, width=width, blocks=self.blocks, inside=inside)
+        model = self._model(limit, side, width, inside)
         limits = replace(self.limits, time_limit=max(0.1, seconds), work=work)
         title = f"{side}, windows {width}, {sum(model.model.integral)} binaries, {len(model.model.rows)} rows"
         gap = GAP if side == "above" else 1e-4
@@ -183,6 +187,11 @@ class PeakSearch:
         self.deterministic &= outcome.deterministic
         candidate = self.add(model.plan(values), title) if values and side == "above" else None
         return outcome.status, candidate, outcome.bound
+
+    def _model(self, limit: int | None, side: Side, width: int | None, inside: frozenset[int] | None) -> StageModel:
+        return stage_model(
+            self.stages, limit, side=side, width=width, blocks=self.blocks, inside=inside, levers=self.levers
+        )
 
     def _proven(self, bound: float | None) -> None:
         self.bound = max((b for b in (self.bound, bound) if b is not None), default=None)
@@ -215,7 +224,7 @@ class PeakSearch:
 
     def _from_above(self, limit: int, width: int | None, seconds: float) -> Status:
         """Plans of one window width; rows for single recomputes are added where the plan is over."""
-        inside: frozenset[int] = frozenset()
+        inside = self._first_rows
         stop = time.perf_counter() + seconds
         status = Status.NO_PLAN
         for _ in range(ROUNDS):
@@ -223,7 +232,7 @@ class PeakSearch:
             if candidate is None or candidate.live.peak_bytes <= limit or time.perf_counter() > stop:
                 return status
             over = self._over(candidate, limit)
-            if over <= inside:  # over in the forward, or by a rounding of the solver's: nothing to add
+            if inside is None or over <= inside:  # it is over in the forward, or by a rounding of the solver's
                 return status
             inside |= over
         return status
@@ -232,8 +241,7 @@ class PeakSearch:
 
     def within(self, limit: int) -> Result:
         """Least recompute with a peak of at most ``limit`` bytes."""
-        least = smallest_peak_bound(self.problem)
-        if limit < least:
+        if self.levers.necessary_first and limit < smallest_peak_bound(self.problem):
             self.find_smallest(min(5.0, self.limits.time_limit))
             raise InfeasibleBudget(limit, self.smallest)
         if self.nothing.live.peak_bytes <= limit:
@@ -256,7 +264,7 @@ class PeakSearch:
 
     def _polish(self, limit: int) -> None:
         best = self.best(limit)
-        if best is not None and best.live.overhead * 100 > (self.bound or 0.0):
+        if self.levers.polish and best is not None and best.live.overhead * 100 > (self.bound or 0.0):
             polished = leave_out(self.problem, best.plan, limit)
             if polished != best.plan:
                 self.add(polished, f"{best.origin}, polished")
@@ -272,10 +280,14 @@ class PeakSearch:
                 return
             if status.has_plan and best is not None:
                 break
-        status, _none, _bound = self._solve(limit, "below", 1, frozenset(), max(0.2 * total, self.seconds_left()))
+        seconds = max(0.2 * total, self.seconds_left())
+        width = 1 if self.levers.windows else None
+        status, _none, _bound = self._solve(limit, "below", width, self._first_rows, seconds)
         if status is Status.INFEASIBLE:
             self.notes.append("proven: no plan of the class fits")
         if status is Status.INFEASIBLE or not self._wide(limit) or self.seconds_left() < 0.1 * total:
+            return
+        if not self.levers.widening or width is None:
             return
         if self._binaries(None) <= WHOLE_BINARIES:  # no windows at all: plan and bound from one model
             self._solve(limit, "above", None, None, self.seconds_left())
@@ -287,19 +299,27 @@ class PeakSearch:
         best, bound = self.best(limit), self.bound
         return best is None or bound is None or 100 * best.live.overhead - bound > WIDE_GAP * bound
 
-    def _widths(self) -> Iterator[int]:
+    def _widths(self) -> Iterator[int | None]:
         """Narrow windows first where the model would be large: some plan is there early."""
+        if not self.levers.windows:
+            yield None
+            return
         if len(self.stages.values) * self.stages.count > 40_000:
             yield 0
         yield 1
         yield 3
 
+    @property
+    def _first_rows(self) -> frozenset[int] | None:
+        """Stages whose ops have memory rows in a first model: none, or all of them (None)."""
+        return frozenset() if self.levers.lazy_rows else None
+
     def find_smallest(self, seconds: float) -> None:
         """Plans of a peak as small as the search gets in a fixed amount of work."""
         stop = time.perf_counter() + seconds
-        for width in (0, 1, 3):
-            inside: frozenset[int] = frozenset()
-            if width > 0 and self._binaries(width) > SMALLEST_PEAK_BINARIES:
+        for width in (0, 1, 3) if self.levers.windows else (None,):
+            inside = self._first_rows
+            if width and self._binaries(width) > SMALLEST_PEAK_BINARIES:
                 return
             for _ in range(2):
                 left = stop - time.perf_counter()
@@ -310,15 +330,14 @@ class PeakSearch:
                 if candidate is None or bound is None:
                     break
                 peak = int(bound * smallest_peak_bound(self.problem))
-                if candidate.live.peak_bytes <= peak * (1 + GAP):
+                if inside is None or candidate.live.peak_bytes <= peak * (1 + GAP):
                     break
                 inside |= self._over(candidate, peak)
             if self.smallest <= smallest_peak_bound(self.problem) * (1 + GAP):
                 return
 
     def _binaries(self, width: int | None) -> int:
-        model = stage_model(self.stages, None, width=width, blocks=self.blocks, inside=frozenset())
-        return sum(model.model.integral)
+        return sum(self._model(None, "above", width, frozenset()).model.integral)
 
     def at_fraction(self, fraction: float) -> Result:
         """Budget = low + fraction (high - low); low's own plan is kept, so that 0.0 is never infeasible."""

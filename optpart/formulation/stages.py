@@ -57,6 +57,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from optpart.formulation.bounds import smallest_peak_bound
+from optpart.formulation.levers import ALL, Levers
 from optpart.formulation.stage_graph import NOTHING, Blocks, Stages, find_blocks
 from optpart.graph import Op, Region
 from optpart.liveness import resident_bytes
@@ -122,6 +123,7 @@ def stage_model(
     width: int | None = 1,
     blocks: Blocks | None = None,
     inside: frozenset[int] | None = None,
+    levers: Levers = ALL,
 ) -> StageModel:
     """The model for a limit on the peak in bytes.
 
@@ -130,8 +132,9 @@ def stage_model(
         width: how many blocks a window reaches below the stage's; None: no windows, the whole class.
         inside: the stages that get their "op k runs" rows; None: all.
         limit: bytes; None: the peak itself is minimised, and recompute is free.
+        levers: what to leave out of the model that does not have to be in it.
     """
-    return _Builder(stages, limit, side, width, blocks or find_blocks(stages.problem), inside).build()
+    return _Builder(stages, limit, side, width, blocks or find_blocks(stages.problem), inside, levers).build()
 
 
 class _Builder:
@@ -143,19 +146,21 @@ class _Builder:
         width: int | None,
         blocks: Blocks,
         inside: frozenset[int] | None,
+        levers: Levers,
     ) -> None:
-        self.stages, self.side, self.inside = stages, side, inside
+        self.stages, self.side, self.inside, self.levers = stages, side, inside, levers
         self.problem: Problem = stages.problem
         self.graph, self.sizes = self.problem.graph, self.problem.sizes
         self.model = SparseModel(f"stages {side}, width {width}")
         self.decided = set(stages.values)
-        self.last = stages.last_use
+        self.last = stages.last_use if levers.last_uses else dict.fromkeys(stages.values, stages.count - 1)
         self.made_by = {v: self.graph.ops[p] for v in stages.values if (p := self.graph.values[v].producer) is not None}
         self.first = self._opening(width, blocks)
         percent = 0.0 if limit is None else 100.0 / (self.problem.total_time or 1.0)
         self.cost = [percent * time for time in self.problem.runtime]  # in percent of the step
         self.unit = float(max(smallest_peak_bound(self.problem) if limit is None else limit, 1))
-        self.peak = self.model.column(1.0, 1.0, INFINITY) if limit is None else None  # in units of the bound
+        least = 1.0 if levers.necessary_first else 0.0
+        self.peak = self.model.column(1.0, least, INFINITY) if limit is None else None  # in units of the bound
         self.kept: dict[int, int] = {}
         self.lost: dict[int, int] = {}
         self.redone: dict[int, int] = {}
@@ -216,13 +221,14 @@ class _Builder:
                 wanted += [p for p in producers if p is not None and ops[p].region is Region.EITHER]
 
     def _value(self, v: int, first: int) -> None:
-        savable = self.graph.values[v].savable and v not in self.stages.dominated
+        dominated = self.levers.dominated_saves and v in self.stages.dominated
+        savable = self.graph.values[v].savable and not dominated
         stop = self.last[v]
         if savable:
             self.kept[v] = self.model.binary()
             if self.side == "below" and first > 0:
                 self.lost[v] = self.model.binary()
-        if self.side == "above" and v in self.stages.dominated and self.inside == frozenset():
+        if self.levers.dropped_carries and dominated and self.side == "above" and self.inside == frozenset():
             self.carried[v] = {}  # seldom worth its column: its reader can mostly run at once instead
             return
         begin = first if self.side == "below" and first > 0 else first + 1
@@ -283,7 +289,7 @@ class _Builder:
                     redone = [(self.redone[o], -1.0)] if o in self.redone else []
                     kept = [(self.kept[v], -1.0)] if v in self.kept else []
                     m.at_most([(column, 1.0), *kept, *redone], 0.0)
-                if t in self.rerun.get(o, {}) and v in self.made_by[v].writes:
+                if self.levers.carried_or_made and t in self.rerun.get(o, {}) and v in self.made_by[v].writes:
                     m.at_most([(column, 1.0), (self.rerun[o][t], 1.0)], 1.0)
             if v in self.lost:
                 m.at_most([(self.kept[v], 1.0), (self.lost[v], 1.0)], 1.0)
@@ -303,7 +309,7 @@ class _Builder:
                     m.at_most([(column, 1.0), (self.early[producer], -1.0)], 0.0)
             again = [*self.rerun.get(o, {}).values(), *([self.redone[o]] if o in self.redone else [])]
             runs_of_it = [(c, 1.0) for c in (column, *again)]
-            if any(v in self.last for v in self.graph.ops[o].writes):
+            if self.levers.free_ops_run and any(v in self.stages.last_use for v in self.graph.ops[o].writes):
                 m.at_least(runs_of_it, 1.0)
             if not self.graph.ops[o].recomputable:
                 m.at_most(runs_of_it, 1.0)
@@ -321,7 +327,8 @@ class _Builder:
     def _limit_row(self, fixed: int, terms: Iterable[Term]) -> None:
         """fixed bytes + terms (in units of the limit) <= limit, unless that holds anyway."""
         terms = list(terms)
-        if fixed / self.unit + sum(a * self.model.upper[c] for c, a in terms if a > 0) > 1.0:
+        most = fixed / self.unit + sum(a * self.model.upper[c] for c, a in terms if a > 0)
+        if most > 1.0 or not self.levers.reachable_rows:
             if self.peak is None:
                 self.model.at_most(terms, 1.0 - fixed / self.unit)
             else:
@@ -331,13 +338,13 @@ class _Builder:
         """Terms that say whether v is there, as memory in units of the limit."""
         return [(c, a * self.sizes[v] / self.unit) for c, a in terms]
 
-    def _sum(self, terms: list[Term]) -> Term:
+    def _sum(self, terms: list[Term]) -> list[Term]:
         """A column that equals a sum, so that the rows that speak of it have one entry instead of hundreds."""
-        if len(terms) == 1 and terms[0][1] == 1.0:
-            return terms[0]
+        if (len(terms) == 1 and terms[0][1] == 1.0) or not self.levers.shared_sums:
+            return _merged(terms)
         column = self.model.column(upper=sum(a * self.model.upper[c] for c, a in terms if a > 0))
         self.model.equal([*terms, (column, -1.0)], 0.0)
-        return (column, 1.0)
+        return [(column, 1.0)]
 
     def _memory(self) -> None:
         stages = self.stages
@@ -345,34 +352,34 @@ class _Builder:
         first = {v: self.first[self.made_by[v].id] for v in values}
         opened = [[v for v in values if first[v] <= t <= self.last[v]] for t in range(stages.count + 1)]
         closed = [[v for v in values if t < first[v] and t <= self.last[v]] for t in range(stages.count + 1)]
-        kept: list[Term] = []  # what is carried into stage t and closed there, in one column
+        kept: list[list[Term]] = []  # what is carried into stage t and closed there, in one column
         before: list[int] = []
         for t in range(stages.count + 1):
             if not kept or closed[t] != before:
                 gone = [x for v in before if v not in set(closed[t]) for x in self._bytes(self._carried(0, v), v)]
                 come = [x for v in closed[t] if t == 0 for x in self._bytes(self._carried(0, v), v)]
-                kept.append(self._sum([*kept[-1:], *come, *_minus(gone)]))
+                kept.append(self._sum([*(kept[-1] if kept else []), *come, *_minus(gone)]))
             else:
                 kept.append(kept[-1])
             before = closed[t]
         carried = [
-            [kept[t], *(x for v in opened[t] for x in self._bytes(self._carried(t, v), v))]
+            [*kept[t], *(x for v in opened[t] for x in self._bytes(self._carried(t, v), v))]
             for t in range(stages.count + 1)
         ]
         total = [self._sum(terms) for terms in carried]
         lost = [x for v in values if v in self.lost for x in self._bytes([(self.lost[v], 1.0)], v)]
-        self._limit_row(stages.start, [total[0], *lost])
+        self._limit_row(stages.start, [*total[0], *lost])
         for t, needs in enumerate(stages.needs):
             needed = sorted(needs & self.decided)
             onward = [x for v in needed if v in self.last for x in self._bytes(self._carried(t + 1, v), v)]
             during = stages.during[t] + sum(self.sizes[v] for v in needed)
-            self._limit_row(during, [total[t + 1], *_minus(onward)])
+            self._limit_row(during, _merged([*total[t + 1], *_minus(onward)]))
             if stages.after[t] != NOTHING:
-                self._limit_row(stages.after[t], [total[t + 1]])
+                self._limit_row(stages.after[t], total[t + 1])
             if self.inside is None or t in self.inside:
                 self._inside(t, needs, opened[t], kept[t])
 
-    def _inside(self, t: int, needs: frozenset[int], live: list[int], kept: Term) -> None:
+    def _inside(self, t: int, needs: frozenset[int], live: list[int], kept: list[Term]) -> None:
         """Rows of the ops that may run again in stage t, last one first: A grows as readers come in."""
         runs = [o for o, at in self.rerun.items() if t in at]
         carried = {v: self._carried(t, v) for v in live}
@@ -388,7 +395,7 @@ class _Builder:
             fixed = self.stages.before[t]
             own = self.problem.workspace[k] + sum(self.sizes[v] for v in op.writes)
             own += self.problem.aside(k) if op.region is Region.FORWARD else 0
-            terms = [kept, (run, own / self.unit)]
+            terms = [*kept, (run, own / self.unit)]
             for v in live:
                 o = self.made_by[v].id
                 if o >= k:
@@ -427,7 +434,7 @@ class _Builder:
         fixed_from = [v for op in side if op.region is Region.FORWARD for v in op.writes]
         resident = resident_bytes(problem)
         alive = {v: self._saved(v) for v in self.decided if v in self.last}
-        total: Term | None = None
+        total: list[Term] | None = None
         counted: dict[int, list[Term]] = {}
         for op in reversed(side):
             i, free = op.id, op.region is Region.EITHER
@@ -447,9 +454,9 @@ class _Builder:
             gone = [x for v, terms in counted.items() if now.get(v) != terms for x in self._bytes(terms, v)]
             come = [x for v, terms in now.items() if counted.get(v) != terms for x in self._bytes(terms, v)]
             if total is None or gone or come:
-                total = self._sum([*([] if total is None else [total]), *come, *_minus(gone)])
+                total = self._sum([*(total or []), *come, *_minus(gone)])
             counted = now
-            self._limit_row(fixed, [total, *([(self.early[i], own / self.unit)] if free else [])])
+            self._limit_row(fixed, [*total, *([(self.early[i], own / self.unit)] if free else [])])
 
     def _producer(self, v: int) -> int:
         producer = self.graph.values[v].producer
@@ -458,3 +465,11 @@ class _Builder:
 
 def _minus(terms: Iterable[Term]) -> list[Term]:
     return [(c, -a) for c, a in terms]
+
+
+def _merged(terms: Iterable[Term]) -> list[Term]:
+    """The same sum, with each column once."""
+    merged: dict[int, float] = {}
+    for column, a in terms:
+        merged[column] = merged.get(column, 0.0) + a
+    return [(column, a) for column, a in merged.items() if a]
