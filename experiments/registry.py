@@ -16,7 +16,16 @@ Cell = str | int | float | bool | None
 Row = Mapping[str, Cell]
 TextRow = Mapping[str, str]  # a row as it is read back from the CSV: "" for None, "true" and "false"
 
-NAMES = ("gradients", "equal_peak", "smallest_peak", "cost_models", "partition_time", "inductor_peak", "instances")
+NAMES = (
+    "gradients",
+    "equal_peak",
+    "smallest_peak",
+    "cost_models",
+    "partition_time",
+    "inductor_peak",
+    "instances",
+    "ablation",
+)
 
 
 class Skipped(Exception):

@@ -125,6 +125,7 @@ class PeakSearch:
     deterministic: bool = True
     notes: list[str] = field(default_factory=list)
     bound: float | None = None
+    nodes: int = 0
 
     def __post_init__(self) -> None:
         self.start = time.perf_counter()
@@ -185,6 +186,7 @@ class PeakSearch:
             raise
         self._proven(outcome.bound if proves else None)
         self.deterministic &= outcome.deterministic
+        self.nodes += outcome.nodes
         candidate = self.add(model.plan(values), title) if values and side == "above" else None
         return outcome.status, candidate, outcome.bound
 
@@ -372,4 +374,5 @@ class PeakSearch:
             deterministic=self.deterministic,
             notes=self.notes,
             budget_bytes=limit,
+            nodes=self.nodes,
         )

@@ -141,7 +141,7 @@ class Result:
     ``overhead``: time of the plan's recomputes as a fraction of forward + backward with every op once.
     ``bound``: no plan of ``plan_class`` has a lower overhead.  ``deterministic`` is False when a wall
     clock stopped the search.  The plan is None exactly when the status has none, and then so are
-    ``objective``, ``overhead`` and ``gap``.
+    ``objective``, ``overhead`` and ``gap``.  ``nodes`` of all branch and bound that it took.
     """
 
     status: Status
@@ -158,6 +158,7 @@ class Result:
     progress: tuple[Progress, ...] = field(default=(), repr=False)
     notes: tuple[str, ...] = ()
     budget_bytes: int | None = None
+    nodes: int = 0
 
     def __post_init__(self) -> None:
         if (self.plan is None) == self.status.has_plan:
@@ -205,6 +206,7 @@ def conclude(
     progress: Iterable[Progress] = (),
     notes: Iterable[str] = (),
     budget_bytes: int | None = None,
+    nodes: int = 0,
 ) -> Result:
     """A Result whose fractions follow from the plan and from the objective's ``unit`` (in the unit of run times).
 
@@ -236,6 +238,7 @@ def conclude(
         progress=tuple(progress),
         notes=tuple(notes),
         budget_bytes=budget_bytes,
+        nodes=nodes,
     )
 
 
@@ -257,6 +260,7 @@ def result_to_json(result: Result) -> dict[str, Any]:
         "deterministic": result.deterministic,
         "notes": list(result.notes),
         "budget_bytes": result.budget_bytes,
+        "nodes": result.nodes,
         "progress": [
             {
                 "seconds": p.seconds,
