@@ -1,4 +1,4 @@
-"""``python -m experiments list | run NAME [--smoke] [--fresh] | all [--smoke] [--fresh]``, from a checkout."""
+"""``python -m experiments list | run NAME | all [--smoke] [--fresh] | tables | figures``, from a checkout."""
 
 from __future__ import annotations
 
@@ -9,13 +9,18 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from experiments.figures import write_figures
 from experiments.registry import NAMES, Experiment, get
 from experiments.run import RESULTS, failed, run, skipped
+from experiments.tables import PAPER, write_tables
+from optpart.figures import NoFigure
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command; returns its exit code: 1 if a smoke run has a failed row, 2 for a wrong argument."""
     args = _parser().parse_args(argv)
+    if args.command in ("tables", "figures"):
+        return make((args.command,), args.results, args.out)
     if getattr(args, "instances", None) is not None:
         os.environ["OPTPART_INSTANCES"] = str(args.instances)
     try:
@@ -45,7 +50,22 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"failed: {' '.join(row[k] for k in experiment.keys)}: {row['reason']}")
         bad += len(failed(rows))
         print(flush=True)
+    if args.command == "all":
+        bad += make(("tables", "figures"), folder, folder if args.smoke or args.out else PAPER)
     return 1 if args.smoke and bad else 0
+
+
+def make(what: Sequence[str], results: Path, paper: Path) -> int:
+    """Tables and figures of the results in a folder; the exit code: 2 if they cannot be made here."""
+    makers = {"tables": write_tables, "figures": write_figures}
+    try:
+        for name in what:
+            for file in makers[name](results, paper / name):
+                print(file)
+    except (ImportError, NoFigure) as e:
+        print(f"experiments: {e}; tables and figures need: pip install -e '.[paper]'", file=sys.stderr)
+        return 2
+    return 0
 
 
 def _line(experiment: Experiment) -> str:
@@ -57,9 +77,15 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m experiments", description="Programs that make tables and figures.")
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("list", help="the experiments, and how long they take")
+    for name, about in (("tables", "LaTeX tables and numbers"), ("figures", "PDFs")):
+        making = commands.add_parser(name, help=f"{about} for the paper, from the results")
+        making.add_argument("--results", type=Path, metavar="FOLDER", default=RESULTS, help="where the CSVs are")
+        making.add_argument(
+            "--out", type=Path, metavar="FOLDER", default=PAPER, help=f"{name}/ is made in it (default: paper)"
+        )
     one = commands.add_parser("run", help="one experiment; rows that are there are not run again")
     one.add_argument("name")
-    every = commands.add_parser("all", help="all experiments, one after the other")
+    every = commands.add_parser("all", help="all experiments, one after the other, then tables and figures")
     for command in (one, every):
         command.add_argument("--smoke", action="store_true", help="small cases, seconds each, into a temporary folder")
         command.add_argument("--fresh", action="store_true", help="run the rows again that are there")

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from experiments.common import load, percent, problem_of, table
-from experiments.registry import Experiment, Row, TextRow, number
+from experiments.common import as_text, load, percent, problem_of
+from experiments.registry import Experiment, Row, Table, TextRow, number
 from optpart.formulation.levers import ALL, LEVERS
 from optpart.problem import Problem
 from optpart.solver.base import Limits
@@ -50,7 +50,7 @@ def run(case: Row) -> Row:
     }
 
 
-def summary(rows: Sequence[TextRow]) -> str:
+def table(rows: Sequence[TextRow]) -> Table:
     """For each lever, over the rows that have one with all levers beside them: what its absence does."""
     full = {_problem(r): r for r in rows if r["without"] == NONE}
     lines = []
@@ -69,7 +69,19 @@ def summary(rows: Sequence[TextRow]) -> str:
                 f"{_mean_ratio(pairs, 'nodes'):.2f}",
             ]
             lines.append((without or "(none)", *cells))
-    return table("without rows proven mean_gap_% most_overhead_added_% seconds_x nodes_x", lines)
+    header = "without rows proven mean_gap_% most_overhead_added_% seconds_x nodes_x"
+    return Table(tuple(header.split()), tuple(lines))
+
+
+def summary(rows: Sequence[TextRow]) -> str:
+    return as_text(table(rows))
+
+
+def numbers(rows: Sequence[TextRow]) -> Mapping[str, str]:
+    return {
+        "Levers": str(len({r["without"] for r in rows if r["without"] != NONE})),
+        "Questions": str(len({_problem(r) for r in rows})),
+    }
 
 
 def _problem(row: TextRow) -> tuple[str, ...]:
@@ -101,4 +113,6 @@ SPEC = Experiment(
     run=run,
     summary=summary,
     minutes=60,
+    table=table,
+    numbers=numbers,
 )

@@ -7,11 +7,11 @@ Both sides are counted alike.  Overheads are of the same problem, under the same
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import optpart
-from experiments.registry import Row
+from experiments.registry import Row, Table, TextRow
 from optpart import torch_private as tp
 from optpart.capture import Capture
 from optpart.cost.model import build_problem
@@ -44,7 +44,9 @@ def load(case: Row, device: str = "cpu") -> tuple[Model, tuple[Any, ...]]:
     import optpart_models
 
     overrides = dict(item.split("=", 1) for item in str(case.get("config") or "").split())
-    loaded = optpart_models.load(str(case["model"]), str(case.get("preset", "default")), overrides, seed=0, device=device)
+    loaded = optpart_models.load(
+        str(case["model"]), str(case.get("preset", "default")), overrides, seed=0, device=device
+    )
     return loaded.model, loaded.batch
 
 
@@ -59,6 +61,16 @@ def problem_of(model: Model, batch: tuple[Any, ...]) -> tuple[Capture, Problem]:
         raise ValueError(f"the model breaks into {len(joints)} joint graphs, one is expected")
     captured = capture_joint(joints[0], "model")
     return captured, build_problem(captured.graph, measure_memory=True)
+
+
+@functools.lru_cache(maxsize=1)
+def _problem_named(model: str, preset: str, config: str) -> tuple[Capture, Problem]:
+    return problem_of(*load({"model": model, "preset": preset, "config": config}))
+
+
+def problem_for(case: Row) -> tuple[Capture, Problem]:
+    """The problem of a case's model, made once for cases that follow each other."""
+    return _problem_named(str(case["model"]), str(case["preset"]), str(case["config"]))
 
 
 def pytorch_partition(method: str, budget: float | None = None) -> Callable[..., Any]:
@@ -121,8 +133,13 @@ def percent(fraction: float | None) -> str:
     return "-" if fraction is None else f"{100 * fraction:.2f}"
 
 
-def table(header: str, rows: Sequence[tuple[str, ...]]) -> str:
-    """Rows of text in columns under a header of words; "_" in a word is a space."""
-    lines = [tuple(word.replace("_", " ") for word in header.split()), *rows]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
+def as_text(table: Table) -> str:
+    """A table for a terminal."""
+    lines = [tuple(word.replace("_", " ") for word in table.header), *table.lines]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(table.header))]
     return "\n".join("  " + "  ".join(f"{cell:>{w}}" for cell, w in zip(line, widths)) for line in lines)
+
+
+def name_of(row: TextRow) -> str:
+    """A row's model, and the settings that are not its preset's: "gpt,layers=12"."""
+    return ",".join(filter(None, (row["model"], row["config"])))

@@ -32,8 +32,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from experiments.common import load, percent, table
-from experiments.registry import Experiment, Row, TextRow, median
+from experiments.common import as_text, load, percent
+from experiments.registry import Experiment, Row, Table, TextRow, median
 from optpart import torch_private as tp
 from optpart.capture import capture
 from optpart.cost.cache import Cache
@@ -202,7 +202,7 @@ def errors(predictions: Sequence[float], truth: Sequence[float]) -> tuple[float,
     )
 
 
-def summary(rows: Sequence[TextRow]) -> str:
+def table(rows: Sequence[TextRow]) -> Table:
     lines = []
     for which in dict.fromkeys((r["model"], r["config"], r["compiler"], r["device"]) for r in rows):
         mine = [r for r in rows if (r["model"], r["config"], r["compiler"], r["device"]) == which]
@@ -228,10 +228,25 @@ def summary(rows: Sequence[TextRow]) -> str:
                     percent(max((b / a - 1 for a, b in itertools.pairwise(apart)), default=0.0)),
                 )
             )
-    return table(
-        "model cost_model plans step_ms Spearman error_% scaled_error_% even/odd_rounds spread_% farthest_neighbours_%",
-        lines,
+    header = (
+        "model cost_model plans step_ms Spearman error_% scaled_error_% even/odd_rounds spread_% farthest_neighbours_%"
     )
+    return Table(tuple(header.split()), tuple(lines))
+
+
+def summary(rows: Sequence[TextRow]) -> str:
+    return as_text(table(rows))
+
+
+def numbers(rows: Sequence[TextRow]) -> Mapping[str, str]:
+    """The range of rank correlations over models and compilers, by cost model."""
+    lines = [dict(zip(table(rows).header, line)) for line in table(rows).lines]
+    found = {"Plans": str(len(rows)), "Settings": str(len({line["model"] for line in lines}))}
+    for name in COST_MODELS:
+        ranks = [float(line["Spearman"]) for line in lines if line["cost_model"] == name and line["Spearman"] != "-"]
+        if ranks:
+            found |= {f"{name.capitalize()}Worst": f"{min(ranks):.2f}", f"{name.capitalize()}Best": f"{max(ranks):.2f}"}
+    return found
 
 
 def _or_dash(number: float | None) -> str:
@@ -256,4 +271,6 @@ SPEC = Experiment(
     run=run,
     summary=summary,
     minutes=90,
+    table=table,
+    numbers=numbers,
 )

@@ -7,10 +7,10 @@ PyTorch's; where PyTorch recomputes nothing there is none, and ours has to be 0 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from experiments.common import OURS, THEIRS, answer_of, load, mib, ours, percent, problem_of, table, theirs
-from experiments.registry import Experiment, Row, TextRow, median, number
+from experiments.common import OURS, THEIRS, answer_of, as_text, load, mib, name_of, ours, percent, problem_of, theirs
+from experiments.registry import Experiment, Row, Table, TextRow, median, number
 
 MODELS = (("gpt", ""), ("gpt", "layers=12"), ("llama", ""), ("vit", ""), ("resnet", ""), ("unet", ""))
 BUDGETS = (0.6, 0.4, 0.3, 0.2, 0.1, 0.05)
@@ -29,11 +29,11 @@ def run(case: Row) -> Row:
     return {**columns, **mine, "ratio": overhead / answer.overhead if answer.overhead else None}
 
 
-def summary(rows: Sequence[TextRow]) -> str:
+def table(rows: Sequence[TextRow]) -> Table:
     header = "model budget peak_MiB PyTorch's_overhead_% ours_% bound_% our_peak_MiB ratio"
-    lines = [
+    lines = (
         (
-            ",".join(filter(None, (r["model"], r["config"]))),
+            name_of(r),
             r["pytorch_budget"],
             mib(number(r, "pytorch_measured_peak_bytes")),
             percent(number(r, "pytorch_overhead")),
@@ -43,7 +43,11 @@ def summary(rows: Sequence[TextRow]) -> str:
             f"{float(r['ratio']):.3f}" if r["ratio"] else "-",
         )
         for r in rows
-    ]
+    )
+    return Table(tuple(header.split()), tuple(lines))
+
+
+def summary(rows: Sequence[TextRow]) -> str:
     ratios = [float(r["ratio"]) for r in rows if r["ratio"]]
     free = [r for r in rows if not r["ratio"]]
     over = [r for r in rows if int(r["measured_peak_bytes"]) > int(r["budget_bytes"])]
@@ -54,7 +58,26 @@ def summary(rows: Sequence[TextRow]) -> str:
     if free:
         also = sum(float(r["overhead"]) == 0 for r in free)
         said += f"\n  PyTorch recomputes nothing in {len(free)} rows, ours neither in {also} of them"
-    return f"{table(header, lines)}\n{said}"
+    return f"{as_text(table(rows))}\n{said}"
+
+
+def numbers(rows: Sequence[TextRow]) -> Mapping[str, str]:
+    ratios = [float(r["ratio"]) for r in rows if r["ratio"]] or [1.0]
+    gaps = [float(r["gap"]) for r in rows if r["gap"]] or [1.0]
+    return {
+        "Ratios": str(sum(bool(r["ratio"]) for r in rows)),
+        "Median": f"{median(ratios):.2f}",
+        "Best": f"{min(ratios):.2f}",
+        "Worst": f"{max(ratios):.2f}",
+        "Optimal": str(sum(r["status"] == "optimal" for r in rows)),
+        "MedianGap": percent(median(gaps)),
+        "LargestGap": percent(max(gaps)),
+        "LargestGapModel": name_of(max(rows, key=lambda r: float(r["gap"] or 0))),
+        "Exact": str(sum(r["measured_peak_bytes"] == r["peak_bytes"] for r in rows)),
+        "OverBudget": str(sum(int(r["measured_peak_bytes"]) > int(r["budget_bytes"]) for r in rows)),
+        "Faulty": str(sum(bool(r["pytorch_problem"]) for r in rows)),
+        "ClockStopped": str(sum(r["deterministic"] == "false" for r in rows)),
+    }
 
 
 SPEC = Experiment(
@@ -71,4 +94,6 @@ SPEC = Experiment(
     run=run,
     summary=summary,
     minutes=25,
+    table=table,
+    numbers=numbers,
 )

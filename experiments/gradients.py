@@ -6,11 +6,11 @@ strict: a failure of ours is a failed row and not a fallback.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import optpart
-from experiments.common import load, table
-from experiments.registry import Experiment, Row, TextRow
+from experiments.common import as_text, load, name_of
+from experiments.registry import Experiment, Row, Table, TextRow
 from optpart.partitioner import Partitioner
 
 MODELS = (
@@ -36,15 +36,32 @@ def run(case: Row) -> Row:
     }
 
 
-def summary(rows: Sequence[TextRow]) -> str:
+def table(rows: Sequence[TextRow]) -> Table:
     lines = []
-    for name in dict.fromkeys((r["model"], r["config"]) for r in rows):
-        mine = [r for r in rows if (r["model"], r["config"]) == name]
+    for name in dict.fromkeys(map(name_of, rows)):
+        mine = [r for r in rows if name_of(r) == name]
         equal = sum(r["equal_bitwise"] == "true" for r in mine)
         error = max(float(r["max_abs_error"]) for r in mine)
         min_cut = "yes" if all(r["min_cut_agrees"] == "true" for r in mine) else "no"
-        lines.append((" ".join(name).strip().replace(" ", ","), f"{equal}/{len(mine)}", f"{error:.1e}", min_cut))
-    return table("model equal_bitwise max_abs_error_to_eager min-cut_agrees", lines)
+        lines.append((name, f"{equal}/{len(mine)}", f"{error:.1g}", min_cut))
+    return Table(("model", "equal_bitwise", "max_abs_error_to_eager", "min-cut_agrees"), tuple(lines))
+
+
+def summary(rows: Sequence[TextRow]) -> str:
+    return as_text(table(rows))
+
+
+def numbers(rows: Sequence[TextRow]) -> Mapping[str, str]:
+    return {
+        "Models": str(len({r["model"] for r in rows})),
+        "Settings": str(len({name_of(r) for r in rows})),
+        "Budgets": str(len({r["memory_budget"] for r in rows})),
+        "Equal": str(sum(r["equal_bitwise"] == "true" for r in rows)),
+        "Unequal": str(sum(r["equal_bitwise"] != "true" for r in rows)),
+        "Fallbacks": str(sum(int(r["fallbacks"]) for r in rows)),
+        "MaxError": f"{max(float(r['max_abs_error']) for r in rows):.1g}",
+        "MinCutDisagrees": str(sum(r["min_cut_agrees"] != "true" for r in rows)),
+    }
 
 
 SPEC = Experiment(
@@ -60,4 +77,6 @@ SPEC = Experiment(
     run=run,
     summary=summary,
     minutes=10,
+    table=table,
+    numbers=numbers,
 )

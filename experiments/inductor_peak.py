@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,8 +19,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from experiments.common import TIME_LIMIT, load, mib, percent, table
-from experiments.registry import Experiment, Row, TextRow, median, number
+from experiments.common import TIME_LIMIT, as_text, load, mib, name_of, percent
+from experiments.registry import Experiment, Row, Table, TextRow, median, number
 from optpart import torch_private as tp
 from optpart.liveness import simulate
 from optpart.measuring import training_step
@@ -133,11 +133,11 @@ def _compare(part: Partitioner, mine: Any, pytorch: Any, reachable: bool) -> Row
     }
 
 
-def summary(rows: Sequence[TextRow]) -> str:
+def table(rows: Sequence[TextRow]) -> Table:
     header = "model held budget PyTorch's_MiB our_limit_MiB measured_MiB over_limit overhead_% bound_% time_ratio"
-    lines = [
+    lines = (
         (
-            ",".join(filter(None, (r["model"], r["config"]))),
+            name_of(r),
             r["held"],
             r["pytorch_budget"],
             mib(number(r, "pytorch_measured_peak_bytes")),
@@ -149,7 +149,11 @@ def summary(rows: Sequence[TextRow]) -> str:
             f"{float(r['time_ratio']):.3f}",
         )
         for r in rows
-    ]
+    )
+    return Table(tuple(header.split()), tuple(lines))
+
+
+def summary(rows: Sequence[TextRow]) -> str:
     said = []
     for held in ("true", "false"):
         mine = [r for r in rows if r["held"] == held]
@@ -160,7 +164,27 @@ def summary(rows: Sequence[TextRow]) -> str:
                 f"; step, PyTorch's = 1, where its peak is our budget: median {median(ratios):.3f}" if ratios else ""
             )
             said.append(f"  held {held}: largest measured peak over the limit {worst:.3f}{times}")
-    return "\n".join([table(header, lines), *said])
+    return "\n".join([as_text(table(rows)), *said])
+
+
+def numbers(rows: Sequence[TextRow]) -> Mapping[str, str]:
+    held = [r for r in rows if r["held"] == "true"]
+    free = [r for r in rows if r["held"] == "false"]
+    reachable = [r for r in held if r["reachable"] == "true"]
+    found = {"Held": str(len(held)), "Free": str(len(free)), "Reachable": str(len(reachable))}
+    for name, some in (("Held", held), ("Free", free)):
+        if some:
+            over = [float(r["peak_over_budget"]) for r in some]
+            found[f"{name}Worst"] = f"{max(over):.3f}"
+            found[f"{name}Over"] = str(sum(x > 1 for x in over))
+    if reachable:
+        times = [float(r["time_ratio"]) for r in reachable]
+        found |= {
+            "Time": f"{median(times):.3f}",
+            "TimeBest": f"{min(times):.3f}",
+            "TimeWorst": f"{max(times):.3f}",
+        }
+    return found
 
 
 def _case(model: str, config: str, budget: float, held: bool, preset: str = "default") -> Row:
@@ -181,4 +205,6 @@ SPEC = Experiment(
     run=run,
     summary=summary,
     minutes=30,
+    table=table,
+    numbers=numbers,
 )

@@ -6,18 +6,18 @@ peak, rounded up to a whole unit; the memory rule is that of the published numbe
 
 Published figures: Checkmate's model with Gurobi, and MOCCASIN with CP-SAT on 16 cores, from Bartan et al.,
 "Moccasin: efficient tensor rematerialization for neural networks", ICML 2023; FastSA on one core, in any order, from
-Yamamoto et al., "Fast and scalable recomputation by simulated annealing", NeurIPS 2023.
+Imanishi et al., "A fast heuristic to optimize time-space tradeoff for large models", NeurIPS 2023.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from experiments.common import percent, table
-from experiments.registry import Experiment, Row, Skipped, TextRow, number
+from experiments.common import as_text, percent
+from experiments.registry import Experiment, Row, Skipped, Table, TextRow, number
 from optpart.fixed_order import FixedOrderSearch
 from optpart.liveness import simulate
 from optpart.plans import baseline
@@ -109,11 +109,11 @@ def run(case: Row) -> Row:
     return found
 
 
-def summary(rows: Sequence[TextRow]) -> str:
+def table(rows: Sequence[TextRow]) -> Table:
     header = (
         "instance percent formulation status overhead_% bound_% peak_% seconds Checkmate MOCCASIN FastSA_(any_order)"
     )
-    lines = [
+    lines = (
         (
             *(r[k] for k in ("instance", "percent", "formulation", "status")),
             *(percent(number(r, k)) for k in ("overhead", "bound", "peak_of_given")),
@@ -121,9 +121,21 @@ def summary(rows: Sequence[TextRow]) -> str:
             *(_published(r, method) for method in (CHECKMATE, MOCCASIN, FASTSA)),
         )
         for r in rows
-    ]
-    proven = sum(r["status"] in ("optimal", "infeasible") for r in rows)
-    return f"{table(header, lines)}\n  proven: {proven} of {len(rows)}; published: overhead % / peak % / seconds"
+    )
+    return Table(tuple(header.split()), tuple(lines))
+
+
+def summary(rows: Sequence[TextRow]) -> str:
+    return f"{as_text(table(rows))}\n  proven: {_proven(rows)} of {len(rows)}; published: overhead % / peak % / seconds"
+
+
+def numbers(rows: Sequence[TextRow]) -> Mapping[str, str]:
+    ours = [r for r in rows if r["formulation"] == "sequence-stages"]
+    return {"Solved": str(len(ours)), "Proven": str(_proven(ours)), "LimitSeconds": f"{TIME_LIMIT:g}"}
+
+
+def _proven(rows: Sequence[TextRow]) -> int:
+    return sum(r["status"] in ("optimal", "infeasible") for r in rows)
 
 
 def _published(row: TextRow, method: str) -> str:
@@ -147,4 +159,6 @@ SPEC = Experiment(
     run=run,
     summary=summary,
     minutes=60,
+    table=table,
+    numbers=numbers,
 )

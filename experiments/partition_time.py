@@ -10,11 +10,11 @@ from __future__ import annotations
 import functools
 import gc
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from experiments.common import table
-from experiments.registry import Experiment, Row, TextRow, median
+from experiments.common import as_text
+from experiments.registry import Experiment, Row, Table, TextRow, median
 from optpart import torch_private as tp
 from optpart.partitioner import Partitioner
 
@@ -59,13 +59,31 @@ def run(case: Row) -> Row:
     return {"nodes": nodes, "pytorch_seconds": pytorch, "optpart_seconds": mine, "ratio": mine / pytorch}
 
 
-def summary(rows: Sequence[TextRow]) -> str:
+def table(rows: Sequence[TextRow]) -> Table:
     lines = []
     for layers in dict.fromkeys(r["layers"] for r in rows):
         mine = [r for r in rows if r["layers"] == layers]
         middle = [median([float(r[c]) for r in mine]) for c in ("pytorch_seconds", "optpart_seconds", "ratio")]
         lines.append((layers, mine[0]["nodes"], *(f"{m:.3f}" for m in middle), str(len(mine))))
-    return table("layers nodes PyTorch's_seconds ours_seconds median_ratio runs", lines)
+    return Table(("layers", "nodes", "PyTorch's_seconds", "ours_seconds", "median_ratio", "runs"), tuple(lines))
+
+
+def summary(rows: Sequence[TextRow]) -> str:
+    return as_text(table(rows))
+
+
+def numbers(rows: Sequence[TextRow]) -> Mapping[str, str]:
+    ratios = [float(r["ratio"]) for r in rows]
+    largest = [r for r in rows if r["layers"] == max((r["layers"] for r in rows), key=int)]
+    return {
+        "Layers": largest[0]["layers"],
+        "Nodes": largest[0]["nodes"],
+        "Seconds": f"{median([float(r['optpart_seconds']) for r in largest]):.1f}",
+        "PytorchSeconds": f"{median([float(r['pytorch_seconds']) for r in largest]):.1f}",
+        "Median": f"{median(ratios):.2f}",
+        "Best": f"{min(ratios):.2f}",
+        "Worst": f"{max(ratios):.2f}",
+    }
 
 
 SPEC = Experiment(
@@ -78,4 +96,6 @@ SPEC = Experiment(
     run=run,
     summary=summary,
     minutes=3,
+    table=table,
+    numbers=numbers,
 )

@@ -1,6 +1,8 @@
 """The experiments by name, as frozen data: what each runs, which columns it fills, what it is called in the paper.
 
     case (what is asked) ──run──> results (what came out) ──> one row of the CSV ──summary──> a few lines of text
+                                                                       ├── table ────> a table of the paper
+                                                                       └── numbers ──> what its text may quote
 
 An experiment is a file in this folder with a ``SPEC``.  One case is one row: one solve or one measurement.
 """
@@ -25,11 +27,22 @@ NAMES = (
     "inductor_peak",
     "instances",
     "ablation",
+    "frontier",
+    "timeline",
+    "time_limit",
 )
 
 
 class Skipped(Exception):
     """A case cannot be run here; the message says what is absent.  It is tried again by the next run."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """What a person reads of a CSV: lines of text under a header, in which "_" is a space.  The first column is text."""
+
+    header: tuple[str, ...]
+    lines: tuple[tuple[str, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -40,6 +53,10 @@ class Experiment:
     take seconds and run the same code.  ``results`` are the columns that ``run`` fills in, with units in their
     names: sizes in bytes, ``seconds`` wall time, overhead, bound and gap as fractions.  ``seed`` is of weights,
     batches and searches.  ``minutes`` is about what all cases take on two cores.
+
+    ``table`` and ``numbers`` are for the paper, and like ``summary`` are given the rows without a failure, at least
+    one.  Without a ``table`` all columns are shown.  ``numbers`` have names of letters: "Median" of the experiment
+    "equal_peak" is the macro ``\\EqualPeakMedian``.  Nothing in them but what follows from the rows.
     """
 
     name: str
@@ -52,6 +69,12 @@ class Experiment:
     summary: Callable[[Sequence[TextRow]], str]
     minutes: int
     seed: int = 0
+    table: Callable[[Sequence[TextRow]], Table] | None = None
+    numbers: Callable[[Sequence[TextRow]], Mapping[str, str]] | None = None
+
+    @property
+    def is_figure(self) -> bool:
+        return self.label.startswith("Figure")
 
     @property
     def keys(self) -> tuple[str, ...]:

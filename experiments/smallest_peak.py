@@ -9,11 +9,11 @@ smallest peak, ``memory_budget=0.0``.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from experiments.common import OURS, THEIRS, Model, answer_of, load, mib, ours, percent, problem_of, table, theirs
-from experiments.registry import Experiment, Row, TextRow, number
+from experiments.common import OURS, THEIRS, Model, answer_of, as_text, load, mib, ours, percent, problem_of, theirs
+from experiments.registry import Experiment, Row, Table, TextRow, number
 from optpart.pytorch_plans import PytorchAnswer, pytorch_answer
 
 if TYPE_CHECKING:
@@ -69,9 +69,9 @@ def run(case: Row) -> Row:
     return {"rival_budget": answer.budget, **columns, **ours(model, batch, peak)}
 
 
-def summary(rows: Sequence[TextRow]) -> str:
+def table(rows: Sequence[TextRow]) -> Table:
     header = "model at_the_peak_of MiB overhead_% ours_% bound_% our_peak_MiB"
-    lines = [
+    lines = (
         (
             r["model"],
             r["method"],
@@ -82,21 +82,48 @@ def summary(rows: Sequence[TextRow]) -> str:
             mib(number(r, "measured_peak_bytes")),
         )
         for r in rows
-    ]
-    said = []
+    )
+    return Table(tuple(header.split()), tuple(lines))
+
+
+def smallest(rows: Sequence[TextRow]) -> Iterator[tuple[TextRow, TextRow]]:
+    """By model: our smallest peak, and the rival of the lowest one.  Models that are not finished are left out."""
     for model in dict.fromkeys(r["model"] for r in rows):
-        mine = [int(r["measured_peak_bytes"]) for r in rows if (r["model"], r["method"]) == (model, ALONE)]
-        others = [
-            (int(r["rival_measured_peak_bytes"]), r["method"])
-            for r in rows
-            if r["model"] == model and r["method"] != ALONE
-        ]
-        if mine and others:
-            peak, method = min(others)
-            said.append(
-                f"  {model}: {mib(mine[0])} MiB, {100 * (1 - mine[0] / peak):.1f} % below {method} ({mib(peak)} MiB)"
-            )
-    return "\n".join([table(header, lines), *said])
+        by_method = {r["method"]: r for r in rows if r["model"] == model}
+        mine = by_method.pop(ALONE, None)
+        if mine and by_method:
+            yield mine, min(by_method.values(), key=lambda r: int(r["rival_measured_peak_bytes"]))
+
+
+def below(mine: TextRow, rival: TextRow) -> str:
+    return f"{100 * (1 - int(mine['measured_peak_bytes']) / int(rival['rival_measured_peak_bytes'])):.1f}"
+
+
+def summary(rows: Sequence[TextRow]) -> str:
+    said = [
+        f"  {mine['model']}: {mib(number(mine, 'measured_peak_bytes'))} MiB, {below(mine, rival)} % below "
+        f"{rival['method']} ({mib(number(rival, 'rival_measured_peak_bytes'))} MiB)"
+        for mine, rival in smallest(rows)
+    ]
+    return "\n".join([as_text(table(rows)), *said])
+
+
+def numbers(rows: Sequence[TextRow]) -> Mapping[str, str]:
+    found: dict[str, str] = {}
+    for mine, rival in smallest(rows):
+        model = mine["model"].capitalize()
+        found |= {
+            f"{model}Peak": mib(number(mine, "measured_peak_bytes")),
+            f"{model}Overhead": percent(number(mine, "overhead")),
+            f"{model}Bound": percent(number(mine, "bound")),
+            f"{model}Rival": rival["method"],
+            f"{model}RivalPeak": mib(number(rival, "rival_measured_peak_bytes")),
+            f"{model}RivalOverhead": percent(number(rival, "rival_overhead")),
+            f"{model}Below": below(mine, rival),
+            f"{model}AtRivalOverhead": percent(number(rival, "overhead")),
+            f"{model}AtRivalBound": percent(number(rival, "bound")),
+        }
+    return found
 
 
 SPEC = Experiment(
@@ -116,4 +143,6 @@ SPEC = Experiment(
     run=run,
     summary=summary,
     minutes=30,
+    table=table,
+    numbers=numbers,
 )

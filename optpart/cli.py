@@ -33,7 +33,8 @@ from optpart.exits import (
     WrongArgument,
 )
 from optpart.explain import explain
-from optpart.figures import NoFigure, check_figure, draw_frontier, draw_plan
+from optpart.figures import NoFigure, check_figure, draw_plan
+from optpart.frontier_figure import draw_frontier
 from optpart.frontier_report import frontier_text, frontier_to_csv, frontier_to_json
 from optpart.plans import plan_to_json
 from optpart.problem import problem_to_json

@@ -1,4 +1,4 @@
-"""Figures as files: the memory timeline and the frontier.  The file's suffix says which kind: svg, pdf, png.
+"""Figures as files: how they look, and the memory timeline.  The file's suffix says which kind: svg, pdf, png.
 
 They can be read without colour: areas differ in brightness and hatching, lines in their dashes, points in
 their shape.  The same data give the same file, byte for byte.  matplotlib comes with the extra ``paper``
@@ -9,19 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from optpart.liveness import simulate
 from optpart.report import GraphReport
 from optpart.timelines import Band, Timeline, timeline
 from optpart.units import format_bytes
-
-if TYPE_CHECKING:  # imports torch; its data is only read
-    from optpart.frontiers import Frontier
 
 SUFFIXES = (".svg", ".pdf", ".png")
 # face colour, hatch; brightness and hatching of neighbours in the stack differ
@@ -39,7 +35,6 @@ LOOK = {
 INK, FAINT, RED, BLUE = "#22262a", "#6b737b", "#9d1c20", "#2f6690"
 OTHER = {"color": RED, "linewidth": 1.1, "linestyle": (0, (4, 1.6))}
 LIMIT = {"color": INK, "linewidth": 0.9, "linestyle": (0, (1, 2))}
-PROVEN = {"color": INK, "linewidth": 0.9, "linestyle": (0, (1, 1.2))}
 STYLE: Any = {
     "font.family": "DejaVu Sans",  # comes with matplotlib
     "font.size": 9.0,
@@ -79,7 +74,7 @@ def check_figure(*files: str | Path | None) -> None:
 
 
 @contextlib.contextmanager
-def _figure(file: str | Path, width: float, height: float) -> Iterator[Any]:
+def canvas(file: str | Path, width: float, height: float) -> Iterator[Any]:
     """A figure in inches, written when the block is left."""
     check_figure(file)
     import matplotlib
@@ -93,7 +88,7 @@ def _figure(file: str | Path, width: float, height: float) -> Iterator[Any]:
         figure.savefig(file, metadata=dated, facecolor="white")
 
 
-def _unit(largest: float) -> tuple[float, str]:
+def unit_of(largest: float) -> tuple[float, str]:
     """The unit in which the largest number of bytes is at least 1."""
     for size, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
         if largest >= size:
@@ -157,9 +152,9 @@ def draw_timeline(
     """
     theirs = [*other.total, other.total[-1]] if other and other.total else []
     highest = max(found.peak_bytes, budget_bytes or 0, *theirs, 1)
-    scale, unit = _unit(highest)
+    scale, unit = unit_of(highest)
     ours = [j - found.split for j in range(len(found.ops) + 1)]
-    with _figure(file, 10.0, 5.2) as figure:
+    with canvas(file, 10.0, 5.2) as figure:
         axes = figure.add_axes((0.065, 0.11, 0.625, 0.78))
         floor = [0.0] * len(ours)
         for band, row in found.bands.items():
@@ -247,71 +242,3 @@ def _peak_panel(
 def _short(name: str, letters: int) -> str:
     """The middle of a long name is left out: its end has the number."""
     return name if len(name) <= letters else f"{name[: letters - 8]}…{name[-7:]}"
-
-
-# -------------------------------------------------------------------------------------------- frontier
-
-PYTORCH = {"budget": ("x", "PyTorch, memory budget"), "min-cut": ("s", "PyTorch, min-cut"), "default": ("D", "PyTorch, default")}
-
-
-def draw_frontier(file: str | Path, found: Frontier, title: str = "") -> None:
-    """Peak against overhead: our points as a staircase, what is proven below it, PyTorch's partitions beside it.
-
-    Between the two curves lies what is neither reached nor ruled out.  Peaks are measured where a step was run.
-
-    Raises:
-        NoFigure: no matplotlib, or an unknown suffix.
-    """
-    peaks: list[int] = [m.peak_bytes for m in found.measured] or [p.peak_bytes for p in found.points]
-    theirs = [
-        (a, a.measured_peak_bytes or a.peak_bytes, 100 * a.overhead)
-        for a in found.pytorch
-        if a.peak_bytes is not None and a.overhead is not None
-    ]
-    highest = max([found.points[-1].budget_bytes, *peaks, *(x for _, x, _ in theirs)])
-    scale, unit = _unit(highest)
-    with _figure(file, 8.6, 4.6) as figure:
-        axes = figure.add_axes((0.08, 0.125, 0.66, 0.79))
-        lowest = min([*peaks, *(x for _, x, _ in theirs)])
-        margin = max(0.04 * (highest - lowest), 0.001 * highest)
-        right = (highest + margin) / scale
-        ours = [(x / scale, 100 * p.overhead) for x, p in zip(peaks, found.points)]
-        bounds = [(p.budget_bytes / scale, 100 * (p.bound or 0.0)) for p in found.points]
-        last = (right, ours[-1][1])
-        axes.step(*zip(*ours, last), where="post", color=BLUE, linewidth=1.4)
-        style = {"color": BLUE, "marker": "o", "markersize": 5, "clip_on": False, "zorder": 4}
-        axes.plot(*zip(*ours), linestyle="none", label="optpart", **style)
-        axes.step(*zip(*bounds, (right, 0.0)), where="pre", label="proven lower bound", **PROVEN)
-        _open(axes, ours, bounds, right)
-        for method, (marker, label) in PYTORCH.items():
-            dots = [(x / scale, y) for a, x, y in theirs if a.method == method]
-            if dots:
-                line = {**OTHER, "linewidth": 0.8} if method == "budget" else {"color": RED, "linestyle": "none"}
-                size = {"x": 5.5, "s": 7.0, "D": 9.5}[marker]  # where they meet, one is seen around the other
-                style = {"marker": marker, "markersize": size, "markerfacecolor": "none", "clip_on": False, "zorder": 3}
-                axes.plot(*zip(*dots), label=label, **line, **style)
-        names: dict[tuple[float, float], list[str]] = {}
-        for a, x, y in theirs:
-            if a.budget is not None:
-                names.setdefault((x / scale, y), []).append(f"{a.budget:g}")
-        for at, budgets in names.items():
-            near = {"textcoords": "offset points", "xytext": (5, 4), "fontsize": 7, "color": RED, "annotation_clip": False}
-            axes.annotate(", ".join(budgets), at, **near)
-        axes.set_xlim((lowest - margin) / scale, right)
-        axes.set_ylim(bottom=0.0)
-        axes.set_xlabel(f"{'measured ' if found.measured else ''}peak ({unit}), everything resident included")
-        axes.set_ylabel("overhead: recompute time, % of forward + backward")
-        axes.set_title(title, loc="left", fontsize=11)
-        figure.legend(frameon=False, loc="upper left", bbox_to_anchor=(0.75, 0.915), labelspacing=0.9, handlelength=2.4)
-
-
-def _open(axes: Any, ours: Sequence[tuple[float, float]], bounds: Sequence[tuple[float, float]], right: float) -> None:
-    """Fill what is open: below the staircase of ours, above the bounds, each of which holds at all lower budgets."""
-    cuts = sorted({right, *(x for x, _ in (*ours, *bounds))})
-    label = "not ruled out"
-    for a, b in itertools.pairwise(cuts):
-        top = min((y for x, y in ours if x <= a), default=0.0)
-        low = max((y for x, y in bounds if x >= b), default=0.0)
-        if top > low:
-            axes.fill_between([a, b], [low, low], [top, top], facecolor="#dfe7ee", linewidth=0.0, label=label)
-            label = "_"  # one entry in the legend is enough

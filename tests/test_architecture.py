@@ -61,6 +61,7 @@ ORDER = (
     ("frontiers",),
     ("frontier_report",),
     ("figures",),
+    ("frontier_figure",),
     ("streams",),
     ("exits",),
     ("progress",),
@@ -76,7 +77,8 @@ NO_TORCH = (
 )
 # Imported without torch, and import it inside a function.
 TORCH_WHEN_CALLED = (
-    *("cost", "settings", "report", "report_json", "frontier_report", "figures", "progress", "profile_command", "cli"),
+    *("cost", "settings", "report", "report_json", "frontier_report", "figures", "frontier_figure"),
+    *("progress", "profile_command", "cli"),
 )
 
 # FakeTensorMode has no public name yet; the zoo stands alone, so it does not go through torch_private.

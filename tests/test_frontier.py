@@ -22,7 +22,7 @@ import models
 import optpart
 from optpart import frontiers, strategy
 from optpart.cli import main
-from optpart.figures import draw_frontier
+from optpart.frontier_figure import draw_frontier
 from optpart.frontier_report import COLUMNS, frontier_text, frontier_to_csv, frontier_to_json, overhead_at
 from optpart.frontiers import Frontier
 from optpart.journal import Journal
