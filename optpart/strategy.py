@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, replace
 
 from optpart.fixed_order import FixedOrderSearch
 from optpart.formulation.bounds import smallest_peak_bound
+from optpart.formulation.checkpoints import block_checkpoints
 from optpart.formulation.cut import hull, min_saved_bytes
 from optpart.formulation.levers import ALL, Levers
 from optpart.formulation.network import NoPlan
@@ -138,6 +139,8 @@ class PeakSearch:
         for point in corners if self.levers.cuts_first else corners[-1:]:
             self.add(point.plan, "parametric cut")
         self.nothing = self.found[-1]  # least time: nothing recomputed, except what a tag demands
+        for plan in block_checkpoints(self.problem, self.blocks) if self.levers.cuts_first else ():
+            self.add(plan, "borders of blocks kept")
         plan = baseline(self.problem.graph)
         if all(self.problem.graph.values[v].savable for v in plan.saved(self.problem.graph)):
             self.nothing = self.add(plan, "nothing recomputed")
