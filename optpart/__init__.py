@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # the same names for type checkers and editors; a test compares the two lists
     from optpart.frontiers import frontier as frontier
     from optpart.gradients import check_gradients as check_gradients
+    from optpart.hooks import pytorch_hooks as pytorch_hooks
     from optpart.measuring import measure as measure
     from optpart.partitioner import Partitioner as Partitioner
     from optpart.partitioner import backend as backend
@@ -31,6 +32,7 @@ _HOME = {
     "measure": "optpart.measuring",
     "partition": "optpart.partitioner",
     "plan": "optpart.planning",
+    "pytorch_hooks": "optpart.hooks",
 }
 
 __all__ = list(_HOME)

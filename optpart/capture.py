@@ -19,7 +19,7 @@ is overwritten later is run again, and the user's checkpoint tags win.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -40,7 +40,8 @@ from optpart.capture_sides import (
     tensors_in,
     written_in_forward,
 )
-from optpart.graph import Graph, Op, Region, Signature, TensorSpec, Value, ValueKind
+from optpart.graph import Graph, Op, Region, Value, ValueKind
+from optpart.signatures import Signatures
 from optpart.units import Bytes
 
 
@@ -131,7 +132,7 @@ class _Builder:
         self.storages: dict[fx.Node, tuple[int, ...]] = {}
         self.leaves: dict[fx.Node, Any] = {}  # nested result of an op, with a value id at each tensor
         self.keys: dict[int, int] = {}  # storage of a fake tensor -> value
-        self.specs: dict[fx.Node, TensorSpec] = {}
+        self.signatures = Signatures()
         self.waits: dict[fx.Node, tuple[int, ...]] = {}  # a size, or a number from a tensor -> the ops it waits for
         self.touched: set[int] = set()  # values that an overwritten input's storage is
         self.last_random: dict[Region, int] = {}
@@ -258,7 +259,7 @@ class _Builder:
             Op(
                 id=o,
                 name=node.name,
-                signature=self._signature(node),
+                signature=self.signatures.of(node),
                 region=region,
                 reads=reads,
                 writes=tuple(writes.values()),
@@ -332,44 +333,6 @@ class _Builder:
             return False, "not a tensor"
         return True, ""
 
-    # ------------------------------------------------------------------------------------- signatures
-
-    def _spec(self, tensor: torch.Tensor) -> TensorSpec:
-        try:
-            stride = tuple(tp.size_hint(s) for s in tensor.stride())
-        except RuntimeError:  # a sparse tensor has no strides
-            stride = ()
-        shape = tuple(tp.size_hint(s) for s in tensor.shape)
-        return TensorSpec(shape, stride, str(tensor.dtype).removeprefix("torch."), str(tensor.device))
-
-    def _argument(self, a: Any) -> Any:
-        if isinstance(a, fx.Node):
-            value = a.meta.get("val")
-            if isinstance(value, torch.Tensor):
-                if a not in self.specs:
-                    self.specs[a] = self._spec(value)
-                return self.specs[a]
-            return self._argument(value) if not isinstance(value, fx.Node) else None
-        if isinstance(a, torch.Tensor):
-            return self._spec(a)
-        if isinstance(a, torch.SymInt):
-            return tp.size_hint(a)
-        if isinstance(a, (list, tuple)):
-            return tuple(self._argument(x) for x in a)
-        if a is None or isinstance(a, (bool, int, float, str)):
-            return a
-        return str(a)
-
-    def _signature(self, node: fx.Node) -> Signature:
-        return Signature(
-            target=str(node.target) if not callable(node.target) or hasattr(node.target, "name") else _target_name(node.target),
-            args=tuple(self._argument(a) for a in node.args),
-            kwargs=tuple((k, self._argument(a)) for k, a in sorted(node.kwargs.items())),
-            outputs=tuple(
-                self._spec(t) if isinstance(t, torch.Tensor) else None for t in tp.tree_leaves(node.meta.get("val"))
-            ),
-        )
-
     # ------------------------------------------------------------------------------------------ graph
 
     def _hoist(self) -> None:
@@ -407,7 +370,3 @@ class _Builder:
             backward_outputs=computed(backward_outputs),
             name=name,
         )
-
-
-def _target_name(target: Callable[..., Any]) -> str:
-    return f"{getattr(target, '__module__', '')}.{getattr(target, '__name__', target)}".lstrip(".")

@@ -171,7 +171,7 @@ class Partitioner(tp.CustomPartitionerFn):
         """Everything that decides a plan: settings, cost tables, this package's files, versions."""
         versions = {name: metadata.version(name) for name in ("torch", "ortools", "networkx", "scipy")}
         key = json.dumps({"settings": self.settings.key(), "versions": versions}, sort_keys=True, default=repr)
-        return hashlib.sha256(_package_hash() + key.encode()).digest()
+        return hashlib.sha256(package_hash() + key.encode()).digest()
 
     def __getstate__(self) -> dict[str, Any]:
         """What a cache key may see: the settings' digest, not what happened so far."""
@@ -239,7 +239,8 @@ def _torch_keywords(kwargs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @functools.cache
-def _package_hash() -> bytes:
+def package_hash() -> bytes:
+    """Of this package's sources: what it computes depends on them."""
     digest = hashlib.sha256()
     root = Path(__file__).parent
     for path in sorted(root.rglob("*.py")):

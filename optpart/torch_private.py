@@ -13,6 +13,7 @@ output descriptors              torch._functorch._aot_autograd.descriptors      
 run_and_save_rng_state          torch._prims.rng_prims                                   2.9 - 2.14
 FakeTensorMode, unset...        torch._subclasses.fake_tensor                            2.9 - 2.14
 CustomPartitionerFn             torch._inductor.custom_graph_pass                        2.9 - 2.14
+CustomRuntimeEstimator, ...     torch._inductor.custom_graph_pass                        2.13
 preserve_node_ordering          torch._inductor.fx_passes.control_dependencies           2.13
 trace_structured                torch._logging                                           2.9 - 2.14
 aot_autograd, backends          torch._dynamo.backends                                   2.9 - 2.14
@@ -28,7 +29,7 @@ import inspect
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
@@ -38,6 +39,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch import config as functorch_config
 from torch._functorch import partitioners as typed_partitioners
 from torch._functorch.compile_utils import fx_graph_cse
+from torch._inductor import custom_graph_pass
 from torch._inductor.custom_graph_pass import CustomPartitionerFn, get_hash_for_files
 from torch._library.utils import is_builtin
 from torch._logging._internal import trace_structured
@@ -51,7 +53,9 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 __all__ = [
     "CheckpointPolicy",
+    "CustomKnapsackSolver",
     "CustomPartitionerFn",
+    "CustomRuntimeEstimator",
     "FakeTensorMode",
     "OpOverload",
     "aot_autograd",
@@ -70,6 +74,11 @@ default_partition: Callable[..., tuple[fx.GraphModule, fx.GraphModule]] = partit
 min_cut_partition: Callable[..., tuple[fx.GraphModule, fx.GraphModule]] = (
     partitioners.min_cut_rematerialization_partition
 )
+if TYPE_CHECKING:
+    from torch._inductor.custom_graph_pass import CustomKnapsackSolver, CustomRuntimeEstimator
+else:  # whom PyTorch's memory budget asks, where it can be told
+    CustomRuntimeEstimator = getattr(custom_graph_pass, "CustomRuntimeEstimator", object)
+    CustomKnapsackSolver = getattr(custom_graph_pass, "CustomKnapsackSolver", object)
 
 
 # ------------------------------------------------------------------------------------ the joint graph
@@ -387,6 +396,29 @@ def pytorch_budget(budget: float) -> Iterator[None]:
     """Set PyTorch's ``activation_memory_budget`` for a while."""
     with functorch_config.patch(activation_memory_budget=budget):
         yield
+
+
+@contextlib.contextmanager
+def budget_hooks(estimator: Any, solver: Any, budget: float | None) -> Iterator[None]:
+    """Have PyTorch's memory budget ask these two for a while, and set it, unless it is None.
+
+    Raises:
+        RuntimeError: this torch asks nobody.
+    """
+    if object in (CustomRuntimeEstimator, CustomKnapsackSolver):
+        raise RuntimeError(f"torch {torch.__version__} has no CustomRuntimeEstimator and CustomKnapsackSolver; 2.13 has")
+    changes = {
+        "activation_memory_budget_runtime_estimator": estimator,
+        "activation_memory_budget_solver": solver,
+        **({} if budget is None else {"activation_memory_budget": budget}),
+    }
+    with functorch_config.patch(changes):
+        yield
+
+
+def size_of(node: fx.Node) -> int:
+    """Bytes that PyTorch's partitioner counts for a node."""
+    return int(partitioners._size_of(node))
 
 
 def copy_node_meta(node: fx.Node) -> dict[str, Any]:

@@ -38,7 +38,7 @@ ORDER = (
     ("summary",),
     ("explain",),
     ("torch_private",),
-    ("capture", "capture_sides"),
+    ("capture", "capture_sides", "signatures"),
     ("cost",),
     ("solver",),  # takes a network or a matrix, knows no formulation
     ("formulation",),
@@ -51,7 +51,7 @@ ORDER = (
     ("strategy",),
     ("journal",),
     ("sweep",),
-    ("partitioner",),
+    ("partitioner", "hooks"),
     ("measuring",),
     ("gradients",),
     ("pytorch_plans", "pytorch_cut"),

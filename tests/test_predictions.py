@@ -7,7 +7,7 @@ import math
 import pytest
 
 from experiments.common import load, problem_of
-from experiments.cost_models import DISTANCE, correlation, errors, plan_at, predicted
+from experiments.cost_models import DISTANCE, ceiling, correlation, errors, plan_at, predicted
 from optpart.plans import baseline
 from optpart.problem import Problem
 from optpart.validate import validate
@@ -37,6 +37,9 @@ def test_plans_of_one_length_differ(problem: Problem) -> None:
 def test_figures() -> None:
     assert correlation([1, 2, 3], [10, 20, 15]) == pytest.approx(0.5)
     assert correlation([1, 1], [1, 2]) is None
+    assert ceiling([1, 2, 3], [1, 2, 3]) == pytest.approx(1.0)
+    assert ceiling([1, 2, 3], [10, 20, 15]) == pytest.approx((2 / 3) ** 0.5)
+    assert ceiling([1, 2, 3], [3, 2, 1]) == 0.0
     raw, scaled = errors([1.0, 2.0, 3.0], [2.0, 4.0, 6.0])
     assert (raw, scaled) == (0.5, 0.0)
     assert all(math.isfinite(e) for e in errors([1e-9], [1.0]))
