@@ -42,9 +42,10 @@ logger = logging.getLogger(__name__)
 LONGEST_CHAIN = 100.0
 CUT_CLASS = "least saved bytes, only cheap ops redone, each at most once"
 # Seconds that looking for the smallest peak may take at most; a share of the time limit, but not more.
-SMALLEST_PEAK_SECONDS = 20.0
+SMALLEST_PEAK_SECONDS = 30.0
 # Its work limit: branch-and-bound nodes of one model, and binaries of a model with wider windows.
 SMALLEST_PEAK_NODES, SMALLEST_PEAK_BINARIES = 100, 4000
+DESCENT = (0.8, 0.9, 0.97)  # of the smallest peak so far: limits that are tried where a model is larger
 GAP = 2e-3  # a plan this close to the bound of its own windows is not improved further
 WIDE_GAP = 2e-2  # from here on the windows are widened while there is time
 WHOLE_BINARIES = 6000  # a model without windows is tried up to this size (a 6-layer GPT)
@@ -325,6 +326,7 @@ class PeakSearch:
         for width in (0, 1, 3) if self.levers.windows else (None,):
             inside = self._first_rows
             if width and self._binaries(width) > SMALLEST_PEAK_BINARIES:
+                self._descend(width, stop)
                 return
             for _ in range(2):
                 left = stop - time.perf_counter()
@@ -340,6 +342,16 @@ class PeakSearch:
                 inside |= self._over(candidate, peak)
             if self.smallest <= smallest_peak_bound(self.problem) * (1 + GAP):
                 return
+
+    def _descend(self, width: int, stop: float) -> None:
+        """Where a model is too large to minimise a peak with: ask for any plan that is a step lower, and lower again."""
+        for step in DESCENT:
+            while (left := stop - time.perf_counter()) > 0:
+                limit = int(self.smallest * step)
+                status, candidate, _bound = self._solve(limit, "above", width, frozenset(), left, SMALLEST_PEAK_NODES)
+                if not status.has_plan or candidate is None or candidate.live.peak_bytes > limit:
+                    break
+        self.deterministic &= time.perf_counter() < stop
 
     def _binaries(self, width: int | None) -> int:
         return sum(self._model(None, "above", width, frozenset()).model.integral)
