@@ -265,7 +265,7 @@ def test_every_setting_changes_the_uuid() -> None:
 
 def test_a_change_of_the_package_changes_the_uuid(monkeypatch: pytest.MonkeyPatch) -> None:
     before = Partitioner().uuid()
-    monkeypatch.setattr(module, "_package_hash", lambda: b"another version")
+    monkeypatch.setattr(module, "package_hash", lambda: b"another version")
     assert Partitioner().uuid() != before
 
 
