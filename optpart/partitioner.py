@@ -112,10 +112,12 @@ class Partitioner(tp.CustomPartitionerFn):
 
     @property
     def options(self) -> dict[str, Any]:
-        """Options for ``torch.compile(model, options=partitioner.options)``: this partitioner, and with a budget on the
-        peak what keeps Inductor from allocating beyond the plan.  Our own backends add them by themselves."""
+        """Options for ``torch.compile(model, options=partitioner.options)``: this partitioner, on a CPU what keeps
+        Inductor's gradients right, and with a budget on the peak what keeps it from allocating beyond the plan.  Our own
+        backends add them by themselves."""
+        safe = {} if torch.cuda.is_available() else tp.CPU_OPTIONS
         holding = tp.HOLDING_OPTIONS if self.settings.holds_order else {}
-        return {**holding, "custom_partitioner_fn": self}
+        return {**safe, **holding, "custom_partitioner_fn": self}
 
     @property
     def fallbacks(self) -> int:

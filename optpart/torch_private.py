@@ -456,6 +456,9 @@ def compile_with_inductor(
 # (7 to 13 % of the peak on a Llama-style decoder and a GPT), and copies a convolution's operands to another layout (13 % on
 # a U-Net).  They travel with the compile, since the backward is compiled later.
 HOLDING_OPTIONS = {"allow_buffer_reuse": False, "layout_optimization": False}
+# On a CPU the layout of convolutions stays as it is in any case: with torch 2.13 the masks that a VGG saves come back in
+# another layout than they were written in, and its gradients are zero, also with PyTorch's own min-cut.
+CPU_OPTIONS = {"layout_optimization": False}
 
 
 def inside_inductor() -> bool:
