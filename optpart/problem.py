@@ -87,6 +87,11 @@ class Problem:
     def with_budget(self, budget: int | None) -> Problem:
         return replace(self, budget=None if budget is None else Bytes(budget))
 
+    def in_given_order(self) -> Problem:
+        """The same bare problem with each op's first run tied behind that of the op before it."""
+        chain = [replace(op, after=tuple(dict.fromkeys((*op.after, op.id - 1)))) for op in self.graph.ops[1:]]
+        return replace(self, graph=replace(self.graph, ops=(*self.graph.ops[:1], *chain)))
+
     def integer_costs(self, largest_total: int = 10**9) -> tuple[tuple[int, ...], float]:
         """(integer costs, unit): run times as integers, so that a gap below 1 is a proof.
 

@@ -1,8 +1,8 @@
 """``optpart solve``: a problem from a file, solved under a limit on its peak, with its proof.  Needs no torch.
 
 A file is this package's problem (``optpart capture`` writes one) or a published node-link graph.  Graphs
-without forward and backward are solved in their given order by :mod:`optpart.fixed_order`, joint graphs as
-``optpart plan`` solves them, by :mod:`optpart.strategy`.
+without forward and backward are solved in their given order by :mod:`optpart.fixed_order`, in any order by
+:mod:`optpart.free_order`; joint graphs as ``optpart plan`` solves them, by :mod:`optpart.strategy`.
 
 Statuses, with their exit codes:
 
@@ -27,10 +27,13 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+from optpart.bare_search import BareSearch
 from optpart.exits import DONE, INFEASIBLE, INTERRUPTED, NO_PLAN, WrongArgument
 from optpart.fixed_order import FORMULATIONS, FixedOrderSearch
 from optpart.formulation.bounds import smallest_peak_bound
 from optpart.formulation.stages import PLAN_CLASS
+from optpart.free_order import FORMULATION as MOMENTS
+from optpart.free_order import FreeOrderSearch
 from optpart.liveness import simulate
 from optpart.plans import baseline, plan_to_json
 from optpart.problem import Problem, load_problem
@@ -62,8 +65,13 @@ def add_solve_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--peak-fraction", metavar="F", type=float, help="the same as a fraction of the given order's peak"
     )
-    command.add_argument("--order", choices=("fixed", "free"), default="fixed", help="of first runs (default: fixed)")
-    command.add_argument("--formulation", choices=("auto", *FORMULATIONS, "stages"), default="auto")
+    command.add_argument(
+        "--order",
+        choices=("fixed", "free"),
+        default="fixed",
+        help="of first runs, where there is no forward and backward",
+    )
+    command.add_argument("--formulation", choices=("auto", *FORMULATIONS, MOMENTS, "stages"), default="auto")
     command.add_argument("--time-limit", metavar="S", type=float, default=60.0, help="seconds (default: 60)")
     command.add_argument("--seed", metavar="N", type=int, default=0)
     command.add_argument("--threads", metavar="N", type=int, default=1, help="of solvers that use several")
@@ -137,15 +145,17 @@ def _budget(args: argparse.Namespace, problem: Problem, given_peak: int) -> int:
 
 
 def _formulation(args: argparse.Namespace, problem: Problem) -> str:
-    if args.order == "free":
-        raise WrongArgument("--order free: not there yet; --order fixed keeps the first runs as they are given")
-    known = ("stages",) if problem.graph.joint else FORMULATIONS
+    free = args.order == "free"
+    if problem.graph.joint and free:
+        raise WrongArgument("--order free: for graphs without forward and backward; this one has both")
+    known = ("stages",) if problem.graph.joint else (MOMENTS,) if free else FORMULATIONS
     if args.formulation == "auto":
         return known[0]
     if args.formulation not in known:
-        kind = "a graph with" if problem.graph.joint else "a graph without"
+        kind = "with" if problem.graph.joint else "without"
         raise WrongArgument(
-            f"--formulation {args.formulation}: for {kind} forward and backward there is {', '.join(known)}"
+            f"--formulation {args.formulation}: for a graph {kind} forward and backward and --order {args.order} there "
+            f"is {', '.join(known)}"
         )
     return str(args.formulation)
 
@@ -157,7 +167,11 @@ def _solved(problem: Problem, budget: int, limits: Limits, formulation: str) -> 
     """The result, and the smallest peak found where no plan fits."""
     if problem.graph.joint:
         return _joint(problem, budget, limits)
-    search = FixedOrderSearch(problem, budget, limits, formulation=formulation)
+    search: BareSearch = (
+        FreeOrderSearch(problem, budget, limits)
+        if formulation == MOMENTS
+        else FixedOrderSearch(problem, budget, limits, formulation=formulation)
+    )
     result = search.run()
     if result.plan is None and not result.interrupted:
         with contextlib.suppress(KeyboardInterrupt):  # what was met so far is an answer too

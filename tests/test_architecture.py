@@ -47,7 +47,9 @@ ORDER = (
     ("rewrite",),
     ("hold",),
     ("settings",),
+    ("bare_search",),
     ("fixed_order",),
+    ("free_order",),
     ("strategy",),
     ("journal",),
     ("sweep",),
@@ -73,7 +75,8 @@ ORDER = (
 NO_TORCH = (
     *("units", "graph", "problem", "random_graphs", "plans", "liveness", "timelines", "order", "fusion", "validate"),
     *("summary", "explain", "streams"),
-    *("solver", "formulation", "peers", "fixed_order", "strategy", "exits", "solve_command", "journal", "sweep"),
+    *("solver", "formulation", "peers", "bare_search", "fixed_order", "free_order", "strategy"),
+    *("exits", "solve_command", "journal", "sweep"),
 )
 # Imported without torch, and import it inside a function.
 TORCH_WHEN_CALLED = (

@@ -14,19 +14,22 @@ from hypothesis import strategies as st
 
 from optpart.fixed_order import FixedOrderSearch
 from optpart.formulation.bounds import smallest_peak_bound
-from optpart.formulation.sequence_stages import Order, Watched, sequence_model, stages_over
+from optpart.formulation.moments import ANY_ORDER, Relations, moment_model
+from optpart.formulation.sequence_stages import STAGED_CLASS, Order, Watched, sequence_model, stages_over
+from optpart.free_order import FreeOrderSearch
 from optpart.graph import ValueKind
 from optpart.liveness import simulate
 from optpart.plans import baseline
 from optpart.problem import MemoryRule, Problem, load_problem
 from optpart.random_graphs import random_joint, random_layered
 from optpart.solver.base import InfeasibleBudget, Interrupted, Limits, Result, Status
-from optpart.solver.exhaustive_sequences import FIXED, STAGED, least_peak_plan, least_recompute_plan
+from optpart.solver.exhaustive_sequences import FIXED, FREE, STAGED, Found, least_peak_plan, least_recompute_plan
 from optpart.solver.mathopt import Outcome
 from optpart.solver.sparse import SparseModel
 from optpart.strategy import solve
 from optpart.units import Microseconds
 from optpart.validate import validate
+from tests.cases import bare_skip
 from tests.strategies import seeds
 
 few = settings(max_examples=30)
@@ -68,13 +71,72 @@ def test_search_equals_exhaustive_search_over_its_class(seed: int, ops: int) -> 
     problem = bare(seed, ops)
     for limit in limits_of(problem):
         best = least_recompute_plan(problem.with_budget(limit), STAGED)
+        wider = least_recompute_plan(problem.with_budget(limit), FIXED)
         result = found(problem, limit)
-        if best is None:
+        if result.plan is None:
             assert result.status is Status.INFEASIBLE
-        else:
+            assert (best if result.plan_class == STAGED_CLASS else wider) is None
+        elif result.plan_class == STAGED_CLASS:
             assert result.status is Status.OPTIMAL
-            assert result.overhead is not None
-            assert result.overhead * problem.total_time == pytest.approx(best.recompute_time)
+            check(problem, result, best)
+        else:
+            check(problem, result, wider)
+            assert best is None or cost_of(problem, result) <= best.recompute_time + 1e-6
+
+
+@given(seeds, st.integers(3, 7))
+@few
+def test_any_order(seed: int, ops: int) -> None:
+    problem = bare(seed, ops)
+    lowest = least_peak_plan(problem, FREE)
+    assert lowest is not None
+    for limit in (lowest.peak_bytes, lowest.peak_bytes + 8, lowest.peak_bytes - 1):
+        search = FreeOrderSearch(problem, limit, Limits())
+        check(problem, search.run(), least_recompute_plan(problem.with_budget(limit), FREE))
+        assert lowest.peak_bytes <= search.smallest
+
+
+@given(seeds, st.integers(3, 7), st.randoms(use_true_random=False))
+@few
+def test_moments_are_a_bound_for_any_order(seed: int, ops: int, rng: random.Random) -> None:
+    problem = bare(seed, ops)
+    relations = Relations(problem)
+    lowest = least_peak_plan(problem, FREE)
+    assert lowest is not None
+    best = least_recompute_plan(problem.with_budget(lowest.peak_bytes), FREE)
+    assert best is not None
+    chain: list[int] = []
+    for op in rng.sample(range(len(problem.graph.ops)), len(problem.graph.ops)):
+        if all(relations.comparable(op, other) for other in chain):
+            chain = sorted([*chain, op])
+            model = moment_model(relations, lowest.peak_bytes, chain)
+            outcome, _values = model.model.minimize("highs", whole=model.whole)
+            assert outcome.status is Status.OPTIMAL
+            assert (outcome.objective or 0.0) * problem.integer_costs()[1] <= best.recompute_time + 1e-6
+
+
+def test_moments_prove_what_nobody_can_reorder() -> None:
+    """A chain with one long skip has one order: the bound is the optimum."""
+    result = FreeOrderSearch(bare_skip(), 20, Limits()).run()
+    assert (result.status, result.overhead, result.bound) == (Status.OPTIMAL, 0.5, 0.5)
+    assert result.plan_class == ANY_ORDER
+
+
+def cost_of(problem: Problem, result: Result) -> float:
+    assert result.overhead is not None
+    return result.overhead * problem.total_time
+
+
+def check(problem: Problem, result: Result, best: Found | None) -> None:
+    """A result of a class against the best plan of that class."""
+    if best is None:
+        assert result.plan is None
+    else:
+        assert result.status is not Status.INFEASIBLE
+        assert result.bound is not None
+        assert result.bound * problem.total_time <= best.recompute_time + 1e-6
+        if result.status is Status.OPTIMAL:
+            assert cost_of(problem, result) == pytest.approx(best.recompute_time)
 
 
 @given(seeds, st.integers(3, 7))

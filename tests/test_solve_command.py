@@ -113,6 +113,13 @@ def test_a_budget_of_the_file_and_both_formulations(capfd: pytest.CaptureFixture
     assert {d["overhead"] for d in found.values()} == {0.5}
 
 
+def test_any_order(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    data = solved(capfd, 0, write(tmp_path, bare_skip()), "--memory-budget", "20", "--order", "free")
+    assert (data["status"], data["overhead"], data["bound"], data["order"]) == ("optimal", 0.5, 0.5, "free")
+    assert "any order" in data["plan_class"]
+    refused(capfd, "this one has both", write(tmp_path, chain()), "--memory-budget", "96", "--order", "free")
+
+
 def test_a_joint_graph(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """The drawn chain: 96 bytes have room for one value; v2, v1 and what leads to them run again."""
     data = solved(capfd, 0, write(tmp_path, chain()), "--memory-budget", "96")

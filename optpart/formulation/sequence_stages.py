@@ -55,7 +55,6 @@ from optpart.solver.sparse import INFINITY, SparseModel, Term
 
 STAGED_CLASS = "first runs in the given order, ahead of each any ops again, in that order, each at most once"
 FIXED_CLASS = "first runs in the given order, any ops again anywhere"
-ANY_ORDER = "any order, any ops again anywhere"
 WHOLE_TOTAL = 10**6  # up to this sum of costs a solver tells an objective from the next whole number
 
 
