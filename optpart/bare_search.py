@@ -140,7 +140,8 @@ class BareSearch:
         result = anneal(problem, budget, limits, [p for p in starts if max(p.counts.values(), default=0) <= RUNS])
         self.deterministic &= result.deterministic or result.interrupted
         if result.plan is not None:
-            self.measured(result.plan, result.solver)
+            for plan in (in_stages(result.plan), result.plan):
+                self.measured(plan, result.solver)
         if result.interrupted:
             raise KeyboardInterrupt
         return result.plan

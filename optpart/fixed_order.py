@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import replace
 
-from optpart.bare_search import CLOSED, BareSearch, class_of, in_stages
+from optpart.bare_search import CLOSED, BareSearch, class_of
 from optpart.formulation.sequence_stages import (
     FIXED_CLASS,
     STAGED_CLASS,
@@ -60,14 +60,14 @@ class FixedOrderSearch(BareSearch):
         self._rounds(min(ALONE_SECONDS, SHARE * self.seconds_left))
         if not self.rules_out(FIXED_CLASS):
             start = self.given if self.best is None else self.best
-            plan = self.annealed(self.problem.in_given_order(), self.limit, SHARE * self.seconds_left, [start])
-            if plan is not None:
-                self.measured(in_stages(plan))
+            self.annealed(self.problem.in_given_order(), self.limit, SHARE * self.seconds_left, [start])
         self._rounds(self.seconds_left)
         if self.best is not None and class_of(self.best) != STAGED_CLASS:
-            least = 100.0 * self.bounds[STAGED_CLASS] / sum(self.costs)
-            self.notes.append(f"not one of Checkmate's stages, which have an overhead of {least:.4f} % or more")
-            if self.seconds_left > 0:  # a bound that holds for it
+            if self.proven:
+                self.notes.append(
+                    "no plan of Checkmate's class, with each op at most once ahead of a first run, is cheaper"
+                )
+            if self.seconds_left > 0:  # a bound that holds outside of that class too
                 self._round(Watched(self.watched.stages), self.seconds_left)
 
     def _rounds(self, seconds: float) -> None:

@@ -220,12 +220,13 @@ def test_solve_takes_bare_graphs() -> None:
 
 
 def test_where_a_plan_is_over_the_limit() -> None:
-    """Each step of a plan belongs to the stage of the next first run."""
+    """Each step of a plan belongs to the stage of the next first run; of neighbours the fullest stands for all."""
     problem = random_layered(20, 3)
     plan = baseline(problem.graph)
     live = simulate(problem, plan)
     over = stages_over(plan, live, live.peak_bytes - 1, 20)
-    assert over == Watched(frozenset(j for j, b in enumerate(live.timeline) if b == live.peak_bytes))
+    assert over == Watched(frozenset({live.timeline.index(live.peak_bytes)}))
+    assert stages_over(plan, live, live.peak_bytes, 20) == Watched()
     again = replace(plan, forward=(*plan.forward, 0))
     assert stages_over(again, simulate(problem, again), -1, 20).inside == {20}
 

@@ -55,6 +55,7 @@ from optpart.solver.sparse import INFINITY, SparseModel, Term
 
 STAGED_CLASS = "first runs in the given order, ahead of each any ops again, in that order, each at most once"
 FIXED_CLASS = "first runs in the given order, any ops again anywhere"
+NEAR = 3  # stages this close are neighbours
 WHOLE_TOTAL = 10**6  # up to this sum of costs a solver tells an objective from the next whole number
 
 
@@ -162,9 +163,13 @@ class SequenceModel:
 
 
 def stages_over(plan: Plan, live: Liveness, limit: int, ops: int) -> Watched:
-    """Where a plan of the class for a graph of ``ops`` ops is over the limit: at stages' own steps, or inside of them."""
+    """Where a plan of the class for a graph of ``ops`` ops is over the limit: at stages' own steps, or inside of them.
+
+    Of neighbouring stages over the limit it is only the fullest: where it fits, the others mostly do.
+    """
     first: set[int] = set()
-    stages, inside, over = set(), set(), False
+    own: dict[int, int] = {}
+    inside, over = set(), False
     for j, o in enumerate(plan.sequence):
         if o in first:
             over |= live.timeline[j] > limit
@@ -173,9 +178,10 @@ def stages_over(plan: Plan, live: Liveness, limit: int, ops: int) -> Watched:
         if over:
             inside.add(o)
         if live.timeline[j] > limit:
-            stages.add(o)
+            own[o] = live.timeline[j]
         over = False
-    return Watched(frozenset(stages), frozenset(inside | ({ops} if over else set())))
+    full = {t for t in own if all((own[t], -t) >= (own.get(u, 0), -u) for u in range(t - NEAR, t + NEAR + 1))}
+    return Watched(frozenset(full), frozenset(inside | ({ops} if over else set())))
 
 
 def sequence_model(order: Order, limit: int | None, watched: Watched) -> SequenceModel:
