@@ -14,9 +14,10 @@ from collections.abc import Mapping, Sequence
 from experiments.common import as_text, load, percent, problem_of
 from experiments.registry import Experiment, Row, Table, TextRow, number
 from optpart.formulation.levers import ALL, LEVERS
+from optpart.peak_search import PeakSearch
 from optpart.problem import Problem
 from optpart.solver.base import Limits
-from optpart.strategy import PeakSearch, solve
+from optpart.strategy import solve
 
 MODELS = (("gpt", "layers=12"), ("llama", "layers=12"), ("lstm", ""), ("moe", ""))
 FRACTIONS = (0.25, 0.1)

@@ -50,6 +50,7 @@ ORDER = (
     ("bare_search",),
     ("fixed_order",),
     ("free_order",),
+    ("peak_search",),
     ("strategy",),
     ("journal",),
     ("sweep",),
@@ -75,7 +76,7 @@ ORDER = (
 NO_TORCH = (
     *("units", "graph", "problem", "random_graphs", "plans", "liveness", "timelines", "order", "fusion", "validate"),
     *("summary", "explain", "streams"),
-    *("solver", "formulation", "peers", "bare_search", "fixed_order", "free_order", "strategy"),
+    *("solver", "formulation", "peers", "bare_search", "fixed_order", "free_order", "peak_search", "strategy"),
     *("exits", "solve_command", "journal", "sweep"),
 )
 # Imported without torch, and import it inside a function.

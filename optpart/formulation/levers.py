@@ -22,7 +22,7 @@ class Levers:
     * ``reachable_rows``: a memory row that cannot reach the limit, whatever is decided, is left out.
     * ``shared_sums``: what several memory rows have in common is a column, not repeated in each of them.
 
-    In the search (:mod:`optpart.strategy`):
+    In the search (:mod:`optpart.peak_search`):
 
     * ``necessary_first``: a limit below what some single step needs is refused without a solver.
     * ``cuts_first``: the plans of the parametric minimum cut are there before any model is solved.
