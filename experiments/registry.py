@@ -19,6 +19,7 @@ Row = Mapping[str, Cell]
 TextRow = Mapping[str, str]  # a row as it is read back from the CSV: "" for None, "true" and "false"
 
 NAMES = (
+    "models",
     "gradients",
     "equal_peak",
     "smallest_peak",
