@@ -91,7 +91,7 @@ SPEC = Experiment(
     results=("parameters", "calls", "ops", "values", "blocks", "stages", "resident_bytes", "saved_bytes", "peak_bytes"),
     run=run,
     summary=summary,
-    minutes=5,
+    minutes=3,
     table=table,
     numbers=numbers,
 )
