@@ -12,17 +12,28 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from optpart.formulation.bounds import smallest_peak_bound
-from optpart.formulation.moments import ANY_ORDER
-from optpart.formulation.sequence_stages import FIXED_CLASS, STAGED_CLASS
+from optpart.formulation.moments import ANY_ORDER, MomentModel
+from optpart.formulation.sequence_stages import FIXED_CLASS, STAGED_CLASS, SequenceModel
 from optpart.liveness import Liveness, simulate
 from optpart.plans import Plan, baseline
 from optpart.problem import Problem
 from optpart.solver.anneal import anneal
-from optpart.solver.base import INTERRUPTED, Limits, ProgressLog, Result, Status, conclude
+from optpart.solver.base import (
+    INTERRUPTED,
+    Interrupted,
+    Limits,
+    Progress,
+    ProgressLog,
+    Result,
+    Status,
+    conclude,
+)
+from optpart.solver.mathopt import Outcome
 
 NESTED = (STAGED_CLASS, FIXED_CLASS, ANY_ORDER)  # each inside the next
 CLOSED = 1e-6  # relative: what a solver's bound may miss by rounding where costs are no small whole numbers
@@ -30,7 +41,7 @@ MOVES = 10_000  # of one annealing, for each op: a second for 150 ops
 HALVINGS = 8  # of the range in which the smallest peak is sought
 
 
-class BareSearch:
+class BareSearch(ABC):
     """One search under a limit on the peak in bytes, and perhaps from other plans than the given order.
 
     ``best`` is the cheapest plan so far that fits, ``cost`` its cost; ``smallest`` is the smallest peak met, in bytes;
@@ -101,6 +112,21 @@ class BareSearch:
         if self.bound > before:
             self.row(self.nodes, self.bound)
 
+    def solved(
+        self, model: SequenceModel | MomentModel, limits: Limits, plan_class: str, watch: Callable[[Progress], None]
+    ) -> tuple[Outcome, Sequence[float]]:
+        """Solve a model of plans cheaper than the best, or of all, and note the bound that it proves."""
+        try:
+            outcome, values = model.model.minimize("highs", limits, whole=model.whole, watch=watch)
+        except Interrupted as e:
+            self.prove((e.bound or 0.0) * model.scale, plan_class)
+            raise
+        self.nodes += outcome.nodes
+        self.deterministic &= outcome.deterministic
+        none = outcome.status is Status.INFEASIBLE  # nothing is cheaper than the best plan, or nothing fits at all
+        self.prove(math.inf if none else (outcome.bound or 0.0) * model.scale, plan_class)
+        return outcome, values
+
     def row(self, nodes: int, bound: float) -> None:
         """A row of the log."""
         percent = 100.0 / (sum(self.costs) or 1)
@@ -128,9 +154,9 @@ class BareSearch:
             self.notes.append(INTERRUPTED)
         return self._conclude()
 
+    @abstractmethod
     def search(self) -> None:
         """Look for plans and bounds, until ``proven`` or until no time is left."""
-        raise NotImplementedError
 
     def annealed(self, problem: Problem, budget: int, seconds: float, starts: Sequence[Plan]) -> Plan | None:
         """A plan within ``budget`` bytes by local search; ``problem`` is this one, perhaps with its order fixed."""

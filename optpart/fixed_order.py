@@ -30,7 +30,7 @@ from optpart.formulation.sequence_stages import (
 )
 from optpart.plans import Plan
 from optpart.problem import Problem
-from optpart.solver.base import Interrupted, Limits, Progress, Status
+from optpart.solver.base import Limits, Progress
 
 # "checkmate": every stage is watched from the start, which is Checkmate's own model.
 FORMULATIONS = ("sequence-stages", "checkmate")
@@ -87,15 +87,7 @@ class FixedOrderSearch(BareSearch):
         def watch(row: Progress) -> None:
             self.row(self.nodes + row.nodes, max(self.bound, (row.best_bound or 0.0) * model.scale))
 
-        try:
-            outcome, values = model.model.minimize("highs", limits, whole=model.whole, watch=watch)
-        except Interrupted as e:
-            self.prove((e.bound or 0.0) * model.scale, plan_class)
-            raise
-        self.nodes += outcome.nodes
-        self.deterministic &= outcome.deterministic
-        none = outcome.status is Status.INFEASIBLE  # nothing is cheaper than the best plan, or nothing fits at all
-        self.prove(self.cost if none else (outcome.bound or 0.0) * model.scale, plan_class)
+        outcome, values = self.solved(model, limits, plan_class, watch)
         if not outcome.status.has_plan:
             return watched
         more = watched

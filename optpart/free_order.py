@@ -17,7 +17,7 @@ from optpart.bare_search import BareSearch
 from optpart.fixed_order import FixedOrderSearch
 from optpart.formulation.moments import ANY_ORDER, Relations, moment_model
 from optpart.liveness import simulate
-from optpart.solver.base import Interrupted, Progress, Status
+from optpart.solver.base import Progress, Status
 
 FORMULATION = "moments"
 SHARE = 0.25  # of the time that is left, for each of the first three
@@ -87,15 +87,7 @@ class FreeOrderSearch(BareSearch):
     def _solve(self, relations: Relations, chain: list[int], seconds: float) -> None:
         model = moment_model(relations, self.limit, chain)
         limits = replace(self.limits, time_limit=seconds)
-        try:
-            outcome, _values = model.model.minimize("highs", limits, whole=model.whole, watch=_silent)
-        except Interrupted as e:
-            self.prove((e.bound or 0.0) * model.scale, ANY_ORDER)
-            raise
-        self.nodes += outcome.nodes
-        self.deterministic &= outcome.deterministic
-        none = outcome.status is Status.INFEASIBLE
-        self.prove(math.inf if none else (outcome.bound or 0.0) * model.scale, ANY_ORDER)
+        self.solved(model, limits, ANY_ORDER, _silent)
 
 
 def _silent(_row: Progress) -> None:
