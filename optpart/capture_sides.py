@@ -32,17 +32,18 @@ COPY_OF = "optpart_copy_of"
 
 
 def storage_key(tensor: torch.Tensor) -> int:
-    """Equal for tensors that share storage; a sparse tensor has none, and is its own."""
+    """Equal for tensors that share storage; a sparse or opaque tensor has none, and is its own."""
     try:
         return int(tensor.untyped_storage()._cdata)
-    except (NotImplementedError, RuntimeError):
+    except NotImplementedError:  # how torch says that there is no storage; no attribute of the tensor says it
         return id(tensor)
 
 
 def storage_bytes(tensor: torch.Tensor) -> int:
+    """What its storage takes; of a tensor without one, what it would take if it were dense."""
     try:
         return tp.size_hint(tensor.untyped_storage().nbytes())
-    except (NotImplementedError, RuntimeError):
+    except NotImplementedError:  # as above
         return tp.size_hint(tensor.numel()) * tensor.element_size()
 
 

@@ -229,7 +229,7 @@ def _pytorchs_own(gm: fx.GraphModule, joint_inputs: Any, reason: str, **kwargs: 
     """PyTorch's min-cut, or its default partition where that fails too; warns, and says why."""
     try:
         modules, taken = tp.min_cut_partition(gm, joint_inputs, **kwargs), "min-cut"
-    except Exception as e:
+    except Exception as e:  # it fails on graphs that the default partition takes
         reason = f"{reason} (and its min-cut failed: {type(e).__name__}: {e})"
         modules, taken = tp.default_partition(gm, joint_inputs, **kwargs), "default partition"
     warnings.warn(FallbackWarning(f"partitioned by PyTorch's {taken} instead, because of {reason}"), stacklevel=4)

@@ -199,7 +199,7 @@ def _connect(path: Path) -> sqlite3.Connection:
                 connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = NORMAL")
         connection.execute(_TABLE)
-    except BaseException:
+    except BaseException:  # Ctrl-C too: nobody else has the connection yet to close it
         connection.close()
         raise
     return connection
@@ -210,7 +210,7 @@ def _in_transaction(connection: sqlite3.Connection, work: Callable[[sqlite3.Conn
     try:
         result = work(connection)
         connection.execute("COMMIT")
-    except BaseException:
+    except BaseException:  # Ctrl-C too: the next one would find this transaction open, where all is kept in memory
         with contextlib.suppress(sqlite3.Error):
             connection.execute("ROLLBACK")
         raise

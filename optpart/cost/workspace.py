@@ -133,7 +133,7 @@ def _on_cuda(signature: Signature, custom: bool) -> Footprint | str:
         torch.cuda.synchronize(device)
         highest, level = torch.cuda.max_memory_allocated(device), torch.cuda.memory_allocated(device)
         return Footprint(Bytes(highest - max(level, before)), _held(call, out))
-    except Exception as error:
+    except Exception as error:  # as on the CPU
         return _reason(signature, error)
 
 

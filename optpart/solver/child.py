@@ -107,7 +107,7 @@ class _Child:
         _children.add(self)
         try:
             self._receive(time.monotonic() + START_SECONDS)
-        except BaseException:
+        except BaseException:  # Ctrl-C too: nobody knows of the process yet to end it
             self.end()
             raise
 
@@ -242,7 +242,7 @@ def serve() -> None:
                 None,
                 None,
             )
-        except Exception as e:
+        except Exception as e:  # it is the parent's to raise
             _send(answers, REFUSED, str(getattr(e, "message", e)).encode())
         else:
             _send(answers, RESULT, result.SerializeToString())
