@@ -15,7 +15,8 @@ from experiments.common import as_text, mib
 from experiments.registry import Experiment, Row, Table, TextRow, number
 from optpart import torch_private as tp
 from optpart.cost.model import build_problem
-from optpart.formulation.stage_graph import build_stages, find_blocks
+from optpart.formulation.blocks import find_blocks
+from optpart.formulation.stage_graph import build_stages
 from optpart.liveness import resident_bytes, simulate
 from optpart.planning import capture_joint
 from optpart.plans import baseline
@@ -30,6 +31,7 @@ def run(case: Row) -> Row:
     captured = capture_joint(joint, "model")
     problem = build_problem(captured.graph)
     default = pytorch_answer(captured, problem, "default")
+    stages = build_stages(problem)
     if default.saved_bytes is None:
         raise RuntimeError(f"PyTorch: {default.problem}")
     return {
@@ -37,8 +39,8 @@ def run(case: Row) -> Row:
         "calls": sum(node.op == "call_function" for node in joint.module.graph.nodes),
         "ops": len(problem.graph.ops),
         "values": len(problem.graph.values),
-        "blocks": find_blocks(problem).count,
-        "stages": build_stages(problem).count,
+        "blocks": find_blocks(stages).count,
+        "stages": stages.count,
         "resident_bytes": resident_bytes(problem),
         "saved_bytes": default.saved_bytes,
         "peak_bytes": simulate(problem, baseline(problem.graph)).peak_bytes,

@@ -13,12 +13,13 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
+from optpart.formulation.blocks import Blocks, find_blocks
 from optpart.formulation.bounds import smallest_peak_bound
 from optpart.formulation.checkpoints import block_checkpoints
 from optpart.formulation.cut import hull
 from optpart.formulation.levers import ALL, Levers
 from optpart.formulation.network import NoPlan
-from optpart.formulation.stage_graph import Blocks, Stages, build_stages, find_blocks
+from optpart.formulation.stage_graph import Stages, build_stages
 from optpart.formulation.stages import PLAN_CLASS, Side, StageModel, stage_model
 from optpart.liveness import Liveness, simulate
 from optpart.plans import Plan, baseline
@@ -67,7 +68,7 @@ class PeakSearch:
     def __post_init__(self) -> None:
         self.start = time.perf_counter()
         self.stages: Stages = build_stages(self.problem)
-        self.blocks: Blocks = find_blocks(self.problem)
+        self.blocks: Blocks = find_blocks(self.stages)
         try:
             corners = hull(self.problem, inputs_free=True)
         except NoPlan as e:

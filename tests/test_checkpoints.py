@@ -10,8 +10,9 @@ import optpart_models as zoo
 from optpart import torch_private as tp
 from optpart.capture import capture
 from optpart.cost.model import build_problem
+from optpart.formulation.blocks import find_blocks
 from optpart.formulation.checkpoints import block_checkpoints
-from optpart.formulation.stage_graph import find_blocks
+from optpart.formulation.stage_graph import build_stages
 from optpart.liveness import simulate
 from optpart.plans import baseline
 from optpart.problem import Problem
@@ -20,7 +21,7 @@ from optpart.validate import validate
 
 @given(problems(most=30))
 def test_they_are_valid(problem: Problem) -> None:
-    for plan in block_checkpoints(problem, find_blocks(problem)):
+    for plan in block_checkpoints(problem, find_blocks(build_stages(problem))):
         verdict = validate(problem, plan)
         assert verdict.ok, verdict.faults
 
@@ -35,7 +36,7 @@ def test_they_save_less_the_longer_the_segments_and_lower_the_peak(name: str) ->
         static_lifetime_input_indices=joint.static_lifetime_input_indices,
     )
     problem = build_problem(captured.graph)
-    found = [simulate(problem, plan) for plan in block_checkpoints(problem, find_blocks(problem))]
+    found = [simulate(problem, plan) for plan in block_checkpoints(problem, find_blocks(build_stages(problem)))]
     assert len(found) > 2
     saved = [live.saved_bytes for live in found]
     assert saved[0] > saved[-1]

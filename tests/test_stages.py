@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from optpart.formulation.blocks import find_blocks
 from optpart.formulation.bounds import smallest_peak_bound
-from optpart.formulation.stage_graph import build_stages, find_blocks
+from optpart.formulation.stage_graph import build_stages
 from optpart.formulation.stages import Side, stage_model
 from optpart.graph import Region
 from optpart.liveness import simulate
@@ -31,7 +32,7 @@ def solved(
 ) -> Outcome:
     """The outcome of one model; every plan from above has to be valid, fit, and cost what the model says."""
     stages = build_stages(problem, every=every)
-    model = stage_model(stages, limit, side=side, width=width, blocks=find_blocks(problem), inside=inside)
+    model = stage_model(stages, limit, side=side, width=width, blocks=find_blocks(stages), inside=inside)
     outcome, values = model.model.minimize("highs", Limits(time_limit=60))
     if values and side == "above" and inside is None:
         verdict = validate(problem.with_budget(limit), model.plan(values))
@@ -145,7 +146,7 @@ def test_nothing_is_recomputed_when_the_budget_allows_it() -> None:
 def test_every_forward_op_stands_in_a_block() -> None:
     for seed in range(20):
         problem = random_joint(seed, 12, ODD)
-        blocks = find_blocks(problem)
+        blocks = find_blocks(build_stages(problem))
         side = [op.id for op in problem.graph.ops if op.region is not Region.BACKWARD]
         assert sorted(blocks.of) == side
         assert [blocks.of[o] for o in side] == sorted(blocks.of[o] for o in side)

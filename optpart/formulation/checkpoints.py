@@ -1,7 +1,7 @@
 """Plans that keep only the borders of every k-th block: where a search starts, and what it has to beat.
 
 Chen et al., "Training Deep Nets with Sublinear Memory Cost" (2016), arXiv:1604.06174, keep the borders of segments and
-recompute a segment when the backward reaches it.  Blocks are found by structure (``stage_graph.find_blocks``), a
+recompute a segment when the backward reaches it.  Blocks are found by structure (``blocks.find_blocks``), a
 segment is k of them in a row; what crosses a border of segments is saved, what may not run again is saved too, and all
 else is recomputed once, just ahead of its first reader.
 
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from optpart.formulation.stage_graph import Blocks
+from optpart.formulation.blocks import Blocks
 from optpart.graph import Region
 from optpart.plans import Plan, just_in_time
 from optpart.problem import Problem

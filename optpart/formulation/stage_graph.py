@@ -11,10 +11,6 @@ Fixed here: the order of the backward ops and the forward's order (program order
   while b(t) runs (its outputs and workspace included, its forward-side reads not), ``after[t]`` at the
   worst of the backward ops between b(t) and b(t+1), which read nothing of the forward side.  ``start``
   is ``after`` for the ops ahead of stage 0.
-
-**Blocks.** The forward side is cut at positions that a single storage crosses (the residual stream), so
-blocks are short.  A storage that crosses further than to the next block is *global* (a mask, rotary
-tables, a skip connection): it belongs to no block.
 """
 
 from __future__ import annotations
@@ -22,7 +18,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
 from optpart.graph import Op, Region, ValueKind
 from optpart.liveness import resident_bytes
@@ -204,66 +199,3 @@ def build_stages(problem: Problem, backward: Sequence[int] | None = None, *, eve
 def _is_backward(problem: Problem, v: int) -> bool:
     value = problem.graph.values[v]
     return value.producer is not None and problem.graph.ops[value.producer].region is Region.BACKWARD
-
-
-# -------------------------------------------------------------------------------------------- blocks
-
-
-@dataclass(frozen=True)
-class Blocks:
-    """``of[o]``: the block of a forward-side op; ``everywhere``: the global values; ``count`` blocks."""
-
-    of: dict[int, int]
-    everywhere: frozenset[int]
-    count: int
-
-
-# Longer than any block that we would want: what reaches further is taken for global while cuts are sought.
-LONG_REACH = 48
-# Blocks are at least this many ops long, and where several storages cross everywhere, about this many.
-SHORT_BLOCK, LONG_BLOCK = 4, 24
-
-
-def find_blocks(problem: Problem) -> Blocks:
-    """Cut the forward side, in program order, where few storages cross.
-
-    A position is a cut if one storage crosses it; what is longer than LONG_BLOCK then is cut once more,
-    where the fewest cross.  Only reads of forward ops count: a free op (Region.EITHER) goes with the op
-    that it stands behind.  Any cuts are right (see ``formulation.stages``); narrow ones make small models
-    with close bounds.
-    """
-    graph = problem.graph
-    side = [op for op in graph.ops if op.region is not Region.BACKWARD]
-    place = {op.id: i for i, op in enumerate(side)}
-    reach: dict[int, tuple[int, int]] = {}
-    for op in side:
-        if op.region is Region.FORWARD or not graph.joint:
-            for v in op.reads:
-                producer = graph.values[v].producer
-                if producer in place:
-                    reach[v] = (place[producer], place[op.id])  # program order: the last reader stays
-    crossing = _crossing(reach, len(side))
-    free = [op.region is Region.EITHER and graph.joint for op in side]
-    block, of, last_cut = 0, {}, NOTHING
-    for i, op in enumerate(side):
-        of[op.id] = block
-        if i + 1 < len(side) and free[i + 1]:
-            continue
-        long = i - last_cut
-        ahead = crossing[i : i + LONG_BLOCK - SHORT_BLOCK]
-        if (crossing[i] <= 1 and long >= SHORT_BLOCK) or (
-            long >= LONG_BLOCK - SHORT_BLOCK and min(ahead) > 1 and crossing[i] == min(ahead)
-        ):
-            block, last_cut = block + 1, i
-    far = {v for v, (a, b) in reach.items() if of[side[b].id] - of[side[a].id] > 1}
-    return Blocks(of, frozenset(far), block + 1)
-
-
-def _crossing(reach: dict[int, tuple[int, int]], n: int) -> list[int]:
-    """How many storages, those of long reach left out, are written at or before i and read after i."""
-    change = [0] * (n + 1)
-    for a, b in reach.values():
-        if b - a <= LONG_REACH:
-            change[a] += 1
-            change[b] -= 1
-    return list(accumulate(change[:n]))

@@ -56,9 +56,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from optpart.formulation.blocks import Blocks, find_blocks
 from optpart.formulation.bounds import smallest_peak_bound
 from optpart.formulation.levers import ALL, Levers
-from optpart.formulation.stage_graph import NOTHING, Blocks, Stages, find_blocks
+from optpart.formulation.stage_graph import NOTHING, Stages
 from optpart.graph import Op, Region
 from optpart.liveness import resident_bytes
 from optpart.plans import Plan
@@ -134,7 +135,7 @@ def stage_model(
         limit: bytes; None: the peak itself is minimised, and recompute is free.
         levers: what to leave out of the model that does not have to be in it.
     """
-    return _Builder(stages, limit, side, width, blocks or find_blocks(stages.problem), inside, levers).build()
+    return _Builder(stages, limit, side, width, blocks or find_blocks(stages), inside, levers).build()
 
 
 class _Builder:
