@@ -11,7 +11,7 @@ import functools
 import math
 from collections.abc import Mapping, Sequence
 
-from experiments.common import as_text, load, percent, problem_of
+from experiments.common import as_text, load, percent, problem_of, solved
 from experiments.registry import Experiment, Row, Table, TextRow, number
 from optpart.formulation.levers import ALL, LEVERS
 from optpart.peak_search import PeakSearch
@@ -41,13 +41,8 @@ def run(case: Row) -> Row:
     result = solve(problem, limit, LIMITS, ALL if without == NONE else ALL.without(without))
     return {
         "budget_bytes": limit,
-        "status": result.status.name.lower(),
-        "overhead": result.overhead,
-        "bound": result.bound,
-        "gap": result.gap,
         "nodes": result.nodes,
-        "seconds": round(result.seconds, 3),
-        "deterministic": result.deterministic,
+        **solved(result),
     }
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from experiments.common import answer_of, as_text, mib, name_of, percent, problem_for
+from experiments.common import answer_of, as_text, mib, name_of, percent, problem_for, solved
 from experiments.registry import Experiment, Row, Table, TextRow, median, number
 from optpart.liveness import simulate
 from optpart.solver.base import Limits
@@ -36,12 +36,7 @@ def run(case: Row) -> Row:
     return {
         "budget_bytes": result.budget_bytes,
         "peak_bytes": simulate(problem, result.plan).peak_bytes,
-        "overhead": result.overhead,
-        "bound": result.bound,
-        "gap": result.gap,
-        "status": result.status.name.lower(),
-        "seconds": round(result.seconds, 3),
-        "deterministic": result.deterministic,
+        **solved(result),
     }
 
 

@@ -16,8 +16,8 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from experiments.common import as_text, percent
-from experiments.registry import Experiment, Row, Skipped, Table, TextRow, number
+from experiments.common import as_text, percent, solved
+from experiments.registry import Cell, Experiment, Row, Skipped, Table, TextRow, number
 from optpart.fixed_order import FixedOrderSearch
 from optpart.liveness import simulate
 from optpart.plans import baseline
@@ -83,15 +83,10 @@ def run(case: Row) -> Row:
     budget = math.ceil(int(case["percent"] or 0) * given_peak / 100)
     limits = Limits(TIME_LIMIT)
     result = FixedOrderSearch(problem, budget, limits, formulation=str(case["formulation"])).run()
-    found: dict[str, str | int | float | bool | None] = {
+    found: dict[str, Cell] = {
         "ops": len(problem.graph.ops),
         "budget_bytes": budget,
-        "status": result.status.name.lower(),
-        "overhead": result.overhead,
-        "bound": result.bound,
-        "gap": result.gap,
-        "seconds": round(result.seconds, 3),
-        "deterministic": result.deterministic,
+        **solved(result),
         "plan_class": result.plan_class,
     }
     if result.plan is not None:

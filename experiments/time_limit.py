@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from experiments.common import answer_of, as_text, mib, name_of, percent, problem_for
+from experiments.common import answer_of, as_text, mib, name_of, percent, problem_for, solved
 from experiments.registry import Experiment, Row, Table, TextRow, number
 from optpart.solver.base import Limits
 from optpart.strategy import solve
@@ -26,12 +26,7 @@ def run(case: Row) -> Row:
     return {
         "budget_bytes": answer.peak_bytes,
         "pytorch_overhead": answer.overhead,
-        "status": result.status.name.lower(),
-        "overhead": result.overhead,
-        "bound": result.bound,
-        "gap": result.gap,
-        "seconds": round(result.seconds, 3),
-        "deterministic": result.deterministic,
+        **solved(result),
     }
 
 
