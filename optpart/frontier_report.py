@@ -12,9 +12,9 @@ import io
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from optpart.report import fractions_text, table
+from optpart.report import fractions_text, table, time_text
 from optpart.report_json import answer_to_json, versions
-from optpart.units import format_bytes, format_time
+from optpart.units import format_bytes
 
 if TYPE_CHECKING:  # both import torch; their data is only read
     from optpart.frontiers import Frontier
@@ -96,9 +96,8 @@ def frontier_to_json(frontier: Frontier) -> dict[str, Any]:
 def frontier_text(frontier: Frontier) -> str:
     """Two tables: our points, and PyTorch's partitions with our overhead at no higher peak beside theirs."""
     problem, points = frontier.problem, frontier.points
-    time = format_time(problem.total_time) if problem.cost_model != "unit" else f"{problem.total_time:g} units of time"
     lines = [
-        f"{frontier.model}: {len(problem.graph.ops)} ops, {len(problem.graph.values)} values; {time} by {problem.cost_model}",
+        f"{frontier.model}: {len(problem.graph.ops)} ops, {len(problem.graph.values)} values; {time_text(problem)} by {problem.cost_model}",
         f"  budgets     {len(points)}, from {format_bytes(points[0].budget_bytes)} to {format_bytes(points[-1].budget_bytes)}",
         f"  bounds      for the class {points[0].answer.result.plan_class}",
     ]

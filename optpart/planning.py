@@ -125,7 +125,7 @@ def trace(model: Callable[..., Any], example_args: Sequence[Any], name: str) -> 
     return list(zip(joints, names))
 
 
-def capture_joint(joint: tp.Joint, name: str) -> Capture:
+def capture_joint(joint: tp.Joint, name: str = "") -> Capture:
     """The captured graph of a traced one."""
     return capture(
         joint.module,

@@ -155,12 +155,17 @@ def _total_text(report: Report) -> str:
     return "\n".join(lines)
 
 
+def time_text(problem: Problem) -> str:
+    """What forward and backward take, each op run once."""
+    time = problem.total_time
+    return format_time(time) if problem.cost_model != "unit" else f"{time:g} units of time"
+
+
 def _graph_text(g: GraphReport, found: Measurement | None) -> str:
     problem, result = g.problem, g.result
-    run = format_time(problem.total_time) if problem.cost_model != "unit" else f"{problem.total_time:g} units of time"
     lines = [
         f"{g.name}: {len(problem.graph.ops)} ops, {len(problem.graph.values)} values",
-        f"  run time    {run} for forward + backward, by {problem.cost_model or 'given costs'}",
+        f"  run time    {time_text(problem)} for forward + backward, by {problem.cost_model or 'given costs'}",
         f"  plan        {result.status.name.lower()}: {result.status.value}",
         f"  its class   {result.plan_class}",
         f"  found by    {result.solver} on {result.formulation}, {g.seconds:.2f} s",

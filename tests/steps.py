@@ -299,3 +299,19 @@ def without_dynamo(fn: Callable[..., Any], partition_fn: Callable[..., Any]) -> 
 
     compiled: Callable[..., Any] = aot_function(fn, fw_compiler=compiler, bw_compiler=compiler, partition_fn=partition_fn)
     return compiled
+
+
+# ----------------------------------------------------------------------------------------- graph breaks
+
+
+class Broken(nn.Module):
+    """Two graphs, since Dynamo is told to break in the middle."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x).sin()
+        torch._dynamo.graph_break()
+        return self.second(x).cos().sum()

@@ -8,12 +8,12 @@ from strategies import problems
 
 import optpart_models as zoo
 from optpart import torch_private as tp
-from optpart.capture import capture
 from optpart.cost.model import build_problem
 from optpart.formulation.blocks import find_blocks
 from optpart.formulation.checkpoints import block_checkpoints
 from optpart.formulation.stage_graph import build_stages
 from optpart.liveness import simulate
+from optpart.planning import capture_joint
 from optpart.plans import baseline
 from optpart.problem import Problem
 from optpart.validate import validate
@@ -30,11 +30,7 @@ def test_they_are_valid(problem: Problem) -> None:
 def test_they_save_less_the_longer_the_segments_and_lower_the_peak(name: str) -> None:
     loaded = zoo.load(name, "tiny", {"layers": "4"}, fake=True)
     [joint] = tp.trace_joint(loaded.model, loaded.batch)
-    captured = capture(
-        joint.module,
-        num_fwd_outputs=joint.num_fwd_outputs,
-        static_lifetime_input_indices=joint.static_lifetime_input_indices,
-    )
+    captured = capture_joint(joint)
     problem = build_problem(captured.graph)
     found = [simulate(problem, plan) for plan in block_checkpoints(problem, find_blocks(build_stages(problem)))]
     assert len(found) > 2

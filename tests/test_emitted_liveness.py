@@ -16,9 +16,9 @@ from torch import fx
 
 import optpart_models as zoo
 from optpart import torch_private as tp
-from optpart.capture import capture
 from optpart.cost.model import build_problem
 from optpart.liveness import resident_bytes, simulate
+from optpart.planning import capture_joint
 from optpart.plans import Plan
 from optpart.problem import Problem
 from optpart.rewrite import OP_META, rewrite
@@ -106,11 +106,7 @@ def solved(problem: Problem) -> Plan:
 def test_the_emitted_graphs_hold_what_the_plan_holds(name: str) -> None:
     loaded = zoo.load(name, "tiny")
     [joint] = tp.trace_joint(loaded.model, loaded.batch)
-    captured = capture(
-        joint.module,
-        num_fwd_outputs=joint.num_fwd_outputs,
-        static_lifetime_input_indices=joint.static_lifetime_input_indices,
-    )
+    captured = capture_joint(joint)
     problem = build_problem(captured.graph)
     for plan in (*(PLANS[kind](captured.graph) for kind in few(name)), solved(problem)):
         forward, backward = rewrite(captured, plan)

@@ -15,8 +15,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from steps import Broken
 from strategies import seeds, some_plans
-from torch import nn
 
 import models
 import optpart
@@ -277,16 +277,6 @@ def test_wrong_requests() -> None:
         optpart.frontier(loaded.model, loaded.batch, memory_budget=0.5)
     with pytest.raises(ValueError, match="unknown setting 'tine_limit'"):
         optpart.frontier(loaded.model, loaded.batch, tine_limit=3)
-
-    class Broken(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            x = self.first(x).sin()
-            torch._dynamo.graph_break()
-            return self.second(x).cos().sum()
 
     with pytest.raises(ValueError, match="breaks into 2 joint graphs"):
         optpart.frontier(Broken(), (torch.randn(3, 4),))

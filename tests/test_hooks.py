@@ -19,9 +19,10 @@ import optpart
 import optpart_models
 from optpart import hooks
 from optpart import torch_private as tp
-from optpart.capture import Capture, capture
+from optpart.capture import Capture
 from optpart.cost.model import build_problem
 from optpart.hooks import Estimator, Knapsack, pytorch_hooks
+from optpart.planning import capture_joint
 from optpart.solver.knapsack import knapsack
 
 # ------------------------------------------------------------------------------------------- the knapsack
@@ -76,11 +77,7 @@ def joint(gpt: Any) -> tp.Joint:
 
 @pytest.fixture(scope="module")
 def captured(joint: tp.Joint) -> Capture:
-    return capture(
-        joint.module,
-        num_fwd_outputs=joint.num_fwd_outputs,
-        static_lifetime_input_indices=joint.static_lifetime_input_indices,
-    )
+    return capture_joint(joint)
 
 
 @pytest.fixture

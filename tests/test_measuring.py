@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import torch
-from steps import PLANS, planned
+from steps import PLANS, Broken, planned
 from torch import nn
 from torch.nn import functional as F
 from torch.profiler import ProfilerActivity, profile
@@ -130,17 +130,6 @@ def test_the_loss_is_part_of_the_step() -> None:
     assert alone.difference_bytes == 0
     with_loss = optpart.measure(torch.sin, args, loss=wasteful, repeats=1)
     assert with_loss.difference_bytes >= 1000 * 3 * 4 * 4
-
-
-class Broken(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.first(x).sin()
-        torch._dynamo.graph_break()
-        return self.second(x).cos()
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # Dynamo asks a tensor between two graphs for it

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from steps import Broken
 
 import models
 import optpart
@@ -188,19 +188,6 @@ def test_wrong_settings_are_refused() -> None:
 
 
 # ---------------------------------------------------------------------------- graph breaks and gradients
-
-
-class Broken(nn.Module):
-    """Two graphs, since Dynamo is told to break in the middle."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.first(x).sin()
-        torch._dynamo.graph_break()
-        return self.second(x).cos().sum()
 
 
 def test_graph_breaks_are_named() -> None:

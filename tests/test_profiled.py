@@ -19,7 +19,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from optpart import torch_private as tp
-from optpart.capture import capture
 from optpart.cost import cache as caches
 from optpart.cost import profiled, timing, workspace
 from optpart.cost.cache import Cache, Row, default_cache, rows_from_json, rows_to_json
@@ -33,6 +32,7 @@ from optpart.graph import Graph, Signature, TensorSpec, signature_from_json, sig
 from optpart.liveness import resident_bytes, simulate
 from optpart.measuring import measured_peak
 from optpart.partitioner import Partitioner
+from optpart.planning import capture_joint
 from optpart.settings import Settings
 from optpart.units import Bytes
 
@@ -94,11 +94,7 @@ class Zoo(nn.Module):
 def zoo_graph() -> Graph:
     torch.manual_seed(0)
     (joint,) = tp.trace_joint(Zoo(), Zoo.batch())
-    return capture(
-        joint.module,
-        num_fwd_outputs=joint.num_fwd_outputs,
-        static_lifetime_input_indices=joint.static_lifetime_input_indices,
-    ).graph
+    return capture_joint(joint).graph
 
 
 @pytest.fixture
@@ -536,7 +532,7 @@ def test_a_killed_writer_loses_nothing_that_was_written(cache: Cache) -> None:
 @functools.cache
 def small_graph() -> Graph:
     (joint,) = tp.trace_joint(Losses(), (torch.ones(1, 3, 8, 8),))
-    return capture(joint.module, num_fwd_outputs=joint.num_fwd_outputs).graph
+    return capture_joint(joint).graph
 
 
 def test_a_profile_prices_the_graph_on_another_machine(

@@ -14,20 +14,17 @@ from steps import PLANS, all_again, compare, fresh, keeping, leaf, planned, savi
 from torch import fx, nn
 
 from optpart import torch_private as tp
-from optpart.capture import Capture, capture
+from optpart.capture import Capture
 from optpart.graph import Graph, Region
 from optpart.handover import RewriteError
+from optpart.planning import capture_joint
 from optpart.plans import Plan, just_in_time
 from optpart.rewrite import emitted_ops, rewrite
 
 
 def captured(fn: Callable[..., Any], *args: Any) -> Capture:
     (joint,) = tp.trace_joint(fn, args)
-    return capture(
-        joint.module,
-        num_fwd_outputs=joint.num_fwd_outputs,
-        static_lifetime_input_indices=joint.static_lifetime_input_indices,
-    )
+    return capture_joint(joint)
 
 
 def block(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
