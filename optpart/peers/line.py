@@ -22,11 +22,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
-from optpart.formulation.stage_graph import find_blocks
+from optpart.formulation.blocks import find_blocks
+from optpart.formulation.stage_graph import build_stages
 from optpart.graph import Region
 from optpart.peers.candidates import is_activation, must_keep
 from optpart.plans import Plan, just_in_time
@@ -133,8 +134,9 @@ def line_of_ops(problem: Problem) -> Line:
 
 
 def line_of_blocks(problem: Problem, *, hold_far: bool = True) -> Line:
-    """Links are the blocks of ``stage_graph.find_blocks``; ``hold_far``: what reaches further than a block is saved."""
-    blocks, values = find_blocks(problem), problem.graph.values
+    """Links are the blocks of ``formulation.blocks.find_blocks``; ``hold_far``: what reaches further than a block is saved."""
+    freeing = replace(problem, rule=replace(problem.rule, boxed=True))  # blocks do not depend on when memory is freed
+    blocks, values = find_blocks(build_stages(freeing)), problem.graph.values
     far = frozenset(v for v in blocks.everywhere if is_activation(problem.graph, v) and values[v].savable and hold_far)
     ops = repeated(problem, must_keep(problem) | far)
     place = {b: i for i, b in enumerate(sorted({blocks.of[o] for o in ops}))}
