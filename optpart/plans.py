@@ -74,29 +74,6 @@ def baseline(graph: Graph) -> Plan:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class PlanDiff:
-    """What plan ``b`` does otherwise than plan ``a``: values saved only by one, ops recomputed more by one."""
-
-    saved_only_in_a: tuple[int, ...]
-    saved_only_in_b: tuple[int, ...]
-    more_in_a: Mapping[int, int]
-    more_in_b: Mapping[int, int]
-    same_order: bool
-
-
-def diff(graph: Graph, a: Plan, b: Plan) -> PlanDiff:
-    saved_a, saved_b = set(a.saved(graph)), set(b.saved(graph))
-    count_a, count_b = Counter(a.counts), Counter(b.counts)
-    return PlanDiff(
-        tuple(sorted(saved_a - saved_b)),
-        tuple(sorted(saved_b - saved_a)),
-        dict(sorted((count_a - count_b).items())),
-        dict(sorted((count_b - count_a).items())),
-        a == b,
-    )
-
-
 def plan_to_json(plan: Plan) -> dict[str, Any]:
     return {"format": "optpart-plan-1", "forward": list(plan.forward), "backward": list(plan.backward)}
 

@@ -131,9 +131,7 @@ def make_graph_module(root: fx.GraphModule, graph: fx.Graph) -> fx.GraphModule:
 
 
 def _cleanup_recompute_tags(module: fx.GraphModule) -> None:
-    for (
-        node
-    ) in module.graph.nodes:  # outside of Dynamo regions have no number, and PyTorch's own clean-up compares them
+    for node in module.graph.nodes:  # outside of Dynamo regions have no number, and PyTorch's clean-up compares them
         if node.meta.get("ac_graph_id", 0) is None:
             del node.meta["ac_graph_id"]
     clean = partitioners.cleanup_recompute_tags
@@ -182,9 +180,7 @@ def is_backward_state(node: fx.Node) -> bool:
 
 def is_opaque(node: fx.Node) -> bool:
     """A node that holds no tensor but an object (a process group, a script object)."""
-    from torch._library.fake_class_registry import FakeScriptObject
-
-    if isinstance(node.meta.get("val"), FakeScriptObject):
+    if is_script_object(node):
         return True
     try:
         from torch._functorch._aot_autograd.graph_compile import is_opaque_node

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from strategies import bare_problems, consistent, problems, random_saved_set, savable, seeds, some_plans
 
 from optpart.graph import Region, ValueKind
-from optpart.plans import Plan, baseline, diff, just_in_time, plan_from_json, plan_to_json
+from optpart.plans import Plan, baseline, just_in_time, plan_from_json, plan_to_json
 from optpart.problem import Problem
 from optpart.validate import validate
 
@@ -88,19 +88,6 @@ def test_baseline_runs_every_op_once_where_it_belongs(problem: Problem) -> None:
     assert sorted(p.sequence) == list(range(len(problem.graph.ops)))
     assert all(problem.graph.ops[o].region is Region.FORWARD for o in p.forward)
     assert p.recomputes() == {}
-
-
-def test_diff() -> None:
-    p = four_inputs()
-    a, b = baseline(p.graph), just_in_time(p.graph, ids(p, "add_2"))
-    d = diff(p.graph, a, b)
-    assert d.saved_only_in_a == tuple(ids(p, "cos"))
-    assert d.saved_only_in_b == ()
-    assert (d.more_in_a, d.more_in_b) == ({}, {op_ids(p, "cos")[0]: 1})
-    assert not d.same_order
-    back = diff(p.graph, b, a)
-    assert (back.saved_only_in_b, back.more_in_a) == (d.saved_only_in_a, d.more_in_b)
-    assert diff(p.graph, a, a).same_order
 
 
 @given(problems(), seeds)

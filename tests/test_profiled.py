@@ -25,7 +25,7 @@ from optpart.cost.cache import Cache, Row, default_cache, rows_from_json, rows_t
 from optpart.cost.inputs import Call, Unrunnable, make_call, real_calls
 from optpart.cost.machine import environment
 from optpart.cost.model import build_problem, get_cost_model
-from optpart.cost.profiled import Imported, Profile, Profiled, profile_from_json, profile_graph
+from optpart.cost.profiled import Imported, Profile, Profiled, profile_calls, profile_from_json
 from optpart.cost.timing import Timing, measure_time
 from optpart.cost.workspace import Footprint, footprints, measure, with_measured_memory
 from optpart.graph import Graph, Signature, TensorSpec, signature_from_json, signature_to_json
@@ -539,7 +539,7 @@ def test_a_profile_prices_the_graph_on_another_machine(
     cache: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     graph, told = small_graph(), []
-    profile = profile_graph(graph, lambda done, total, target: told.append((done, total, target)), cache)
+    profile = profile_calls((op.signature for op in graph.ops), lambda done, total, target: told.append((done, total, target)), cache)
     distinct = list(dict.fromkeys(op.signature for op in graph.ops))
     assert [done for done, *_ in told] == list(range(len(distinct) + 1))
     assert told[0] == (0, len(distinct), distinct[0].target)
@@ -549,7 +549,7 @@ def test_a_profile_prices_the_graph_on_another_machine(
 
     monkeypatch.setattr(profiled, "measure_time", lambda s, **_: pytest.fail("measured"))
     monkeypatch.setattr(workspace, "measure", lambda s, **_: pytest.fail("measured") if s else {})
-    again = profile_graph(graph, cache=cache)
+    again = profile_calls((op.signature for op in graph.ops), cache=cache)
     assert again == profile
 
     file = tmp_path / "there.json"

@@ -205,7 +205,7 @@ class _Operands:
         import torch
 
         if isinstance(argument, TensorSpec):
-            return self._tensor(name, argument, self._limit(name, argument))
+            return self._tensor(name, argument, self._limit(name))
         if isinstance(argument, (tuple, list)):
             if name == "indices":
                 return [self._index(at, index) for at, index in zip(self._indexed(argument), argument)]
@@ -229,7 +229,7 @@ class _Operands:
     def _index(self, at: int, index: Argument) -> Any:
         return self._tensor("indices", index, self.bound["self"].shape[at]) if index is not None else None
 
-    def _limit(self, name: str, spec: TensorSpec) -> int:
+    def _limit(self, name: str) -> int:
         """Exclusive upper limit for the values of an integer argument."""
         bound, base = self.bound, self.bound.get("self")
         if name == "indices" and "weight" in bound:

@@ -26,7 +26,7 @@ from optpart.cost.machine import environment, environments
 from optpart.cost.roofline import Roofline
 from optpart.cost.timing import Timing, measure_time
 from optpart.cost.workspace import MEMORY, Footprint, Found, footprint_from_json, footprints
-from optpart.graph import Graph, Signature
+from optpart.graph import Signature
 from optpart.units import Microseconds
 
 logger = logging.getLogger(__name__)
@@ -124,11 +124,6 @@ def profile_from_json(data: Mapping[str, Any]) -> Profile:
         ValueError: another format, or measurements of several machines.
     """
     return Profile(tuple(rows_from_json(data)))
-
-
-def profile_graph(graph: Graph, progress: Progress | None = None, cache: Cache | None = None) -> Profile:
-    """:func:`profile_calls` of a graph's calls."""
-    return profile_calls((op.signature for op in graph.ops), progress, cache)
 
 
 def profile_calls(calls: Iterable[Signature], progress: Progress | None = None, cache: Cache | None = None) -> Profile:

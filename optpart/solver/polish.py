@@ -23,7 +23,7 @@ def leave_out(problem: Problem, plan: Plan, limit: int) -> Plan:
     """
     refused: set[tuple[int, int]] = set()
     while True:
-        runs = _repeats(problem.graph, plan)
+        runs = _repeats(plan)
         runs.sort(key=lambda j: (-problem.runtime[plan.backward[j]], j))
         for j in runs:
             key = (plan.backward[j], plan.backward[:j].count(plan.backward[j]))
@@ -38,7 +38,7 @@ def leave_out(problem: Problem, plan: Plan, limit: int) -> Plan:
             return plan
 
 
-def _repeats(graph: Graph, plan: Plan) -> list[int]:
+def _repeats(plan: Plan) -> list[int]:
     """Positions in the backward whose op has run before."""
     seen = set(plan.forward)
     found = []
