@@ -10,9 +10,12 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import hypothesis
 import pytest
+
+from optpart.cost.cache import Cache
 
 os.environ["OMP_NUM_THREADS"] = "1"  # one order of summation on every machine, and one core for each worker
 os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # no pool of compiler processes beside each worker
@@ -48,3 +51,9 @@ def independent() -> Iterator[None]:
     yield
     if "torch._dynamo" in sys.modules:
         sys.modules["torch"].compiler.reset()
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Cache:
+    """A cache of measurements that is empty."""
+    return Cache(tmp_path / "measurements.sqlite")

@@ -1,86 +1,22 @@
-"""Cost models: exact numbers on small signatures, torch's own count on a real step, and the names."""
+"""Cost models: exact numbers on small signatures, names, keys, and the way to a problem."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import FlopCounterMode, flop_registry
+from torch.utils.flop_counter import flop_registry
+from written_calls import H100, Block, attention, call, chain, mm, recorded, spec
 
-from optpart.cost import devices
 from optpart.cost.bytes import ITEMSIZE, BytesModel, bytes_moved, tensor_bytes
-from optpart.cost.devices import DEVICES, default_device, device_rows, get_device
-from optpart.cost.flops import SAME_AS, FlopsModel, count_flops
+from optpart.cost.devices import DEVICES, get_device
+from optpart.cost.flops import FlopsModel, count_flops
 from optpart.cost.model import UnitModel, build_problem, cost_key, device_of, get_cost_model, price
 from optpart.cost.roofline import Roofline
-from optpart.graph import Graph, Op, Region, Signature, TensorSpec, Value, ValueKind
+from optpart.graph import Signature
 from optpart.problem import BARE_RULE, MemoryRule
-from optpart.units import Bytes, Microseconds
-
-H100 = get_device("h100")
-
-
-def spec(
-    *shape: int, dtype: str = "float32", device: str = "cuda:0", stride: tuple[int, ...] | None = None
-) -> TensorSpec:
-    if stride is None:
-        stride = torch.empty(shape, device="meta").stride()
-    return TensorSpec(shape, stride, dtype, device)
-
-
-def call(target: str, *args: Any, out: TensorSpec | tuple[TensorSpec | None, ...], **kwargs: Any) -> Signature:
-    outputs = out if isinstance(out, tuple) else (out,)
-    return Signature(f"aten.{target}", args, tuple(kwargs.items()), outputs)
-
-
-def mm(m: int, k: int, n: int, dtype: str = "float32", device: str = "cuda:0") -> Signature:
-    a, b, c = (spec(*s, dtype=dtype, device=device) for s in ((m, k), (k, n), (m, n)))
-    return call("mm.default", a, b, out=c)
-
-
-def chain(*signatures: Signature) -> Graph:
-    """A forward of ops in a row, each reading the value before it."""
-    values = [Value(0, "x", Bytes(8), ValueKind.INPUT)]
-    values += [Value(i, f"v{i}", Bytes(8), ValueKind.COMPUTED, i - 1) for i in range(1, len(signatures) + 1)]
-    ops = tuple(Op(i, f"op{i}", s, Region.FORWARD, (i,), (i + 1,)) for i, s in enumerate(signatures))
-    return Graph(tuple(values), ops, forward_outputs=(len(signatures),))
-
-
-class Recorder(TorchDispatchMode):
-    """The Signature of every call that runs inside, views included."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.signatures: list[Signature] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        outputs = tuple(
-            as_data(o) if isinstance(o, torch.Tensor) else None
-            for o in (out if isinstance(out, (tuple, list)) else (out,))
-        )
-        named = tuple((k, as_data(v)) for k, v in (kwargs or {}).items())
-        self.signatures.append(Signature(str(func), as_data(args), named, outputs))
-        return out
-
-
-def as_data(arg: Any) -> Any:
-    if isinstance(arg, torch.Tensor):
-        return TensorSpec(tuple(arg.shape), arg.stride(), str(arg.dtype).removeprefix("torch."), str(arg.device))
-    if isinstance(arg, (tuple, list)):
-        return tuple(as_data(a) for a in arg)
-    return arg if arg is None or isinstance(arg, (bool, int, float, str)) else str(arg)
-
-
-def recorded(step: Callable[[], Any]) -> list[Signature]:
-    with Recorder() as recorder:
-        step()
-    return recorder.signatures
-
+from optpart.units import Microseconds
 
 # --------------------------------------------------------------------------------------------- bytes
 
@@ -123,133 +59,6 @@ def test_bytes_of_calls_that_do_not_read_all_their_inputs() -> None:
 def test_unknown_dtype_is_refused() -> None:
     with pytest.raises(ValueError, match=r"unknown dtype 'float31'.*float32"):
         tensor_bytes(spec(2, dtype="float31"))
-
-
-# --------------------------------------------------------------------------------------------- FLOPs
-
-
-def test_flops_of_products() -> None:
-    assert count_flops(mm(3, 5, 7)) == 2 * 3 * 5 * 7
-    a, b, c = spec(4, 3, 5), spec(4, 5, 7), spec(4, 3, 7)
-    assert count_flops(call("bmm.default", a, b, out=c)) == 2 * 4 * 3 * 5 * 7
-    assert count_flops(call("baddbmm.default", c, a, b, out=c)) == 2 * 4 * 3 * 5 * 7
-    assert count_flops(call("addmm.default", spec(7), spec(3, 5), spec(5, 7), out=spec(3, 7))) == 2 * 3 * 5 * 7
-    assert (
-        count_flops(call("_int_mm.default", spec(3, 5, dtype="int8"), spec(5, 7, dtype="int8"), out=spec(3, 7))) == 210
-    )
-    assert count_flops(call("_grouped_mm.default", spec(6, 5), spec(4, 5, 7), out=spec(6, 7))) == 2 * 6 * 5 * 7
-    assert count_flops(call("_grouped_mm.default", a, b, out=c)) == 2 * 4 * 3 * 5 * 7
-
-
-def convolution(groups: int, mask: tuple[bool, bool, bool] = (True, True, True)) -> tuple[Signature, Signature]:
-    """A 3x3 convolution [2, 8, 10, 10] -> [2, 16, 10, 10], and its backward."""
-    x, w, y = spec(2, 8, 10, 10), spec(16, 8 // groups, 3, 3), spec(2, 16, 10, 10)
-    how = ((1, 1), (1, 1), (1, 1), False, (0, 0), groups)
-    grads = tuple(s if wanted else None for s, wanted in zip((x, w, spec(16)), mask, strict=True))
-    return (
-        call("convolution.default", x, w, spec(16), *how, out=y),
-        call("convolution_backward.default", y, x, w, (16,), *how, mask, out=grads),
-    )
-
-
-@pytest.mark.parametrize("groups", [1, 4, 8])
-def test_flops_of_convolutions(groups: int) -> None:
-    forward, backward = convolution(groups)
-    macs = 2 * 16 * 100 * (8 // groups) * 9
-    assert count_flops(forward) == 2 * macs
-    assert count_flops(backward) == 4 * macs
-    assert count_flops(convolution(groups, (True, False, True))[1]) == 2 * macs
-    assert count_flops(convolution(groups, (False, True, False))[1]) == 2 * macs
-
-
-def attention(op: str, b: int, h: int, q: int, k: int, d: int) -> tuple[Signature, Signature]:
-    queries, keys, sums = spec(b, h, q, d), spec(b, h, k, d), spec(b, h, q)
-    return (
-        call(f"{op}.default", queries, keys, keys, 0.0, True, out=(queries, sums)),
-        call(
-            f"{op}_backward.default", queries, queries, keys, keys, queries, sums, 0.0, True, out=(queries, keys, keys)
-        ),
-    )
-
-
-@pytest.mark.parametrize(
-    "op",
-    [
-        "_scaled_dot_product_flash_attention",
-        "_scaled_dot_product_efficient_attention",
-        "_scaled_dot_product_flash_attention_for_cpu",
-    ],
-)
-def test_flops_of_attention(op: str) -> None:
-    forward, backward = attention(op, 2, 3, 8, 16, 4)
-    assert count_flops(forward) == 4 * 2 * 3 * 8 * 16 * 4
-    assert count_flops(backward) == 10 * 2 * 3 * 8 * 16 * 4
-
-
-def test_every_operator_named_in_same_as_exists() -> None:
-    for name, registered in SAME_AS.items():
-        assert getattr(torch.ops.aten, registered.removeprefix("aten.")) in flop_registry
-        assert hasattr(torch.ops.aten, name.removeprefix("aten."))
-
-
-class Block(torch.nn.Module):
-    """Attention written out, a convolution and an MLP: [batch, tokens, width] -> a scalar."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.qkv = torch.nn.Linear(width, 3 * width)
-        self.mix = torch.nn.Conv1d(width, width, 3, padding=1)
-        self.up = torch.nn.Linear(width, 4 * width, bias=False)
-        self.down = torch.nn.Linear(4 * width, width)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        q, k, v = self.qkv(x).chunk(3, -1)
-        x = x + torch.softmax(q @ k.transpose(1, 2), -1) @ v
-        x = x + self.mix(x.transpose(1, 2)).transpose(1, 2)
-        return (x + self.down(torch.nn.functional.gelu(self.up(x)))).square().mean()
-
-
-def test_flops_equal_torchs_count_of_a_training_step() -> None:
-    torch.manual_seed(0)
-    block, x = Block(8), torch.randn(2, 6, 8, requires_grad=True)
-    signatures = recorded(lambda: block(x).backward())
-    with FlopCounterMode(display=False) as counter:
-        block(x).backward()
-    counts = [count_flops(s) for s in signatures]
-    assert sum(c or 0 for c in counts) == counter.get_total_flops() > 0
-    assert {s.target.split(".")[1] for s, c in zip(signatures, counts, strict=True) if c} == {
-        str(op).split(".")[1] for op in counter.get_flop_counts()["Global"]
-    }
-
-
-def test_attention_on_the_cpu_is_counted_though_torch_counts_none() -> None:
-    q = torch.randn(2, 3, 8, 4, requires_grad=True)
-    signatures = recorded(
-        lambda: torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True).sum().backward()
-    )
-    counts = {s.target: c for s in signatures if (c := count_flops(s))}
-    assert counts == {
-        "aten._scaled_dot_product_flash_attention_for_cpu.default": 4 * 2 * 3 * 8 * 8 * 4,
-        "aten._scaled_dot_product_flash_attention_for_cpu_backward.default": 10 * 2 * 3 * 8 * 8 * 4,
-    }
-
-
-def test_calls_without_a_formula_count_none() -> None:
-    x = spec(3, 5)
-    for target in ("aten.gelu.default", "mylib.fused_norm.default", "some_higher_order_op", "no.such.op", "7"):
-        assert count_flops(Signature(target, (x,), (), (x,))) is None
-
-
-def test_higher_order_operators_of_the_registry_are_counted() -> None:
-    q = spec(2, 3, 8, 4)
-    for target in ("flex_attention", "higher_order.flex_attention"):
-        assert count_flops(Signature(target, (q, q, q), (), (q, spec(2, 3, 8)))) == 4 * 2 * 3 * 8 * 8 * 4
-
-
-def test_a_formula_that_fails_is_reported_and_not_counted() -> None:
-    broken = call("mm.default", spec(3, 5), spec(6, 7), out=spec(3, 7))
-    with pytest.warns(RuntimeWarning, match="aten.mm.default failed"):
-        assert count_flops(broken) is None
 
 
 # ------------------------------------------------------------------------------------------ roofline
@@ -312,57 +121,6 @@ def test_a_users_formula_is_used_and_changes_the_key() -> None:
     finally:
         del flop_registry[packet]
         library._destroy()
-
-
-# ------------------------------------------------------------------------------------------- devices
-
-
-def test_rows_are_complete_and_consistent() -> None:
-    assert len({row.name for row in DEVICES}) == len(DEVICES)
-    for row in DEVICES:
-        assert row.source
-        assert row.bandwidth > 0
-        assert 0 < row.fp64 <= row.fp32
-        assert row.peak("float64") <= row.peak("float32") <= row.peak("tf32") <= row.peak("float16")
-        assert row.peak("complex64") == row.peak("float32") / 4
-        assert row.peak("int64") == row.peak("float32")
-    assert get_device("v100").peak("bfloat16") == 15.7e12  # no such unit: at the float32 rate
-    assert H100.peak("float8_e4m3fn") == H100.peak("float8_e5m2") == 1979e12
-    assert get_device("cpu-2core").peak("float32") == 2 * 2.5e9 * 32
-
-
-@pytest.mark.parametrize(
-    ("reported", "row"),
-    [
-        ("NVIDIA A100-SXM4-40GB", "a100-40gb"),
-        ("NVIDIA A100 80GB PCIe", "a100-80gb"),
-        ("NVIDIA H100 PCIe", "h100-pcie"),
-        ("NVIDIA H100 80GB HBM3", "h100-sxm"),
-        ("NVIDIA H200", "h200"),
-        ("NVIDIA L4", "l4"),
-        ("NVIDIA L40S", "h100-sxm"),
-        ("NVIDIA GeForce RTX 4090 Laptop GPU", "h100-sxm"),
-        ("Tesla V100-SXM2-16GB", "v100"),
-        ("AMD Instinct MI300X", "mi300x"),
-    ],
-)
-def test_the_card_that_torch_reports_chooses_the_row(monkeypatch: pytest.MonkeyPatch, reported: str, row: str) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: reported)
-    assert get_device("cuda:0") == default_device("cuda") == get_device(row)
-    assert default_device("cpu").name == "cpu-2core"
-
-
-def test_without_a_card_the_h100_is_assumed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert {default_device(kind).name for kind in ("cuda", "meta", "xpu")} == {devices.ASSUMED_GPU}
-
-
-def test_device_rows_are_printable() -> None:
-    rows = device_rows()
-    assert [row["device"] for row in rows] == [row.name for row in DEVICES]
-    assert rows[-1]["bf16_tflops"] == 1307.4
-    assert all(set(row) == set(rows[0]) for row in rows)
 
 
 # ------------------------------------------------------------------------------------ names and keys

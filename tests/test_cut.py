@@ -1,34 +1,29 @@
-"""The cut against exhaustive search on small graphs, and against a network by the book on larger ones."""
+"""The cut against exhaustive search on small graphs, and what is known by hand."""
 
 from __future__ import annotations
 
 import itertools
-import math
 import random
 from collections.abc import Sequence
 from dataclasses import replace
 
-import networkx
-import numpy
 import pytest
 from cases import BACKWARD, EITHER, FORWARD, Builder, four_inputs, ids, op_ids
 from hypothesis import given, settings
-from hypothesis import strategies as st
+from strategies import seeds
 
-from optpart.formulation.cut import CutResult, banned_ops, charged_bytes, hull, min_saved_bytes
+from optpart.formulation.cut import CutResult, charged_bytes, hull, min_saved_bytes
 from optpart.formulation.cut_ilp import PLAN_CLASS, min_recompute
-from optpart.formulation.network import NoPlan, build_network, solve_network
-from optpart.graph import Graph, Region, ValueKind
+from optpart.formulation.network import NoPlan
+from optpart.graph import Region, ValueKind
 from optpart.liveness import simulate
 from optpart.problem import Problem, bare_problem
 from optpart.random_graphs import random_joint
 from optpart.solver.base import Limits, Status
 from optpart.solver.exhaustive import one_copy_options
-from optpart.solver.maxflow import InfinitePath, MinimumCut, minimum_cut
 from optpart.units import Microseconds
 from optpart.validate import validate
 
-seeds = st.integers(0, 1 << 20)
 Point = tuple[float, float]
 
 
@@ -168,98 +163,6 @@ def test_a_work_limit_repeats_itself() -> None:
     assert first.deterministic
     assert first.plan == second.plan
     assert first.objective_bound == second.objective_bound
-
-
-# --------------------------------------------------------------------------- against a network by the book
-
-
-def by_the_book(
-    graph: Graph,
-    weight: Sequence[float | None],
-    cost: Sequence[int | None],
-    a: int,
-    b: int,
-    rerun: set[int],
-    needed: set[int],
-) -> float:
-    """Value of the minimum cut of the docstring's network, nothing merged, by networkx."""
-    net: networkx.DiGraph[object] = networkx.DiGraph()
-    net.add_nodes_from(["source", "sink"])
-
-    def arc(tail: object, head: object, capacity: float | None = None) -> None:
-        known = net.get_edge_data(tail, head, {"capacity": 0}).get("capacity", math.inf)
-        total = math.inf if capacity is None else known + capacity
-        net.add_edge(tail, head, **({} if total == math.inf else {"capacity": total}))
-
-    waiting = [op.id for op in graph.ops if op.region is not EITHER or not op.writes] + sorted(rerun)
-    waiting += [p for v in (*graph.backward_outputs, *needed) if (p := graph.values[v].producer) is not None]
-    live: set[int] = set()
-    while waiting:
-        if (o := waiting.pop()) not in live:
-            live.add(o)
-            waiting += graph.ops[o].after
-            waiting += [p for v in graph.ops[o].reads if (p := graph.values[v].producer) is not None]
-    for op in graph.ops:
-        run, early, o = ("r", op.id), ("x", op.id), op.id
-        if o not in live:
-            continue
-        if op.region is BACKWARD:
-            arc(run, "sink")
-            arc(early, "sink")
-        if op.region is FORWARD:
-            arc("source", early)
-        if o in rerun:
-            arc(run, "sink")
-        if op.region is not BACKWARD:
-            price = cost[o]
-            arc(early, run, None if price is None else b * price)
-            arc(run, early)
-        for v in op.reads:
-            arc(("d", v), run)
-            producer = graph.values[v].producer
-            if producer is not None:
-                arc(early, ("x", producer))
-        for earlier in op.after:
-            arc(early, ("x", earlier))
-        if op.rng_state is not None:
-            arc(("d", op.rng_state), run)
-    for v in graph.values:
-        if v.kind is not ValueKind.TANGENT and (v.producer is None or graph.ops[v.producer].region is not BACKWARD):
-            state = v.producer is not None and graph.ops[v.producer].rng_state == v.id
-            tail = "source" if v.producer is None else ("x" if state else "r", v.producer)
-            price = weight[v.id]
-            arc(tail, ("d", v.id), None if price is None or price == math.inf else a * price)
-            if v.id in graph.backward_outputs or v.id in needed:
-                arc(("d", v.id), "sink")
-    value: float = networkx.minimum_cut_value(net, "source", "sink")
-    return value
-
-
-@settings(max_examples=60)
-@given(seeds, st.booleans(), st.booleans())
-def test_merged_network_has_the_cut_of_the_whole_one(seed: int, floats: bool, forced: bool) -> None:
-    """With foreign weights, floats as well, bans, ops that must run again and values that must be there."""
-    rng = random.Random(seed)
-    problem = random_joint(seed, rng.randint(20, 60))
-    graph = problem.graph
-    weight = [None if w is None else w * 1.1 ** rng.randint(0, 9) if floats else w for w in charged_bytes(problem)]
-    cost = [None if o in banned_ops(graph, False) else rng.randint(0, 9) for o in range(len(graph.ops))]
-    rerun, needed = set(), set()
-    if forced:
-        rerun = {op.id for op in graph.in_region(FORWARD) if cost[op.id] is not None and rng.random() < 0.1}
-        needed = {v for op in graph.in_region(FORWARD) for v in op.writes if rng.random() < 0.05}
-    a, b = rng.randint(1, 5), rng.randint(0, 5)
-    network = build_network(graph, weight, cost, rerun=rerun, needed=needed)
-    try:
-        expected = by_the_book(graph, weight, cost, a, b, rerun, needed)
-    except networkx.NetworkXUnbounded:
-        with pytest.raises(NoPlan):
-            solve_network(network, a, b)
-        return
-    value, cut = solve_network(network, a, b)
-    assert value == pytest.approx(expected, rel=1e-12) if floats else value == expected
-    assert rerun <= cut.rerun
-    assert network.nodes < 2 + 3 * len(graph.ops)
 
 
 # -------------------------------------------------------------------------------------- known by hand
@@ -420,63 +323,6 @@ def test_run_times_that_do_not_fit_are_rounded_not_overflown() -> None:
 
 
 # ------------------------------------------------------------------------------------------ minimum cuts
-
-Arcs = list[tuple[int, int, int]]
-arcs_of_six_nodes = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5), st.integers(0, 9)), max_size=18)
-
-
-def cut_of(arcs: Arcs, unlimited: int = 10) -> MinimumCut | InfinitePath:
-    """Arcs of that capacity or more are unlimited."""
-    tail, head, capacity = numpy.array(arcs, dtype=numpy.int64).reshape(-1, 3).T
-    return minimum_cut(tail.copy(), head.copy(), capacity.copy(), capacity >= unlimited, nodes=6)
-
-
-@settings(max_examples=200)
-@given(arcs_of_six_nodes)
-def test_both_extreme_cuts_are_those_of_all_subsets(arcs: Arcs) -> None:
-    cut = cut_of(arcs, unlimited=9)
-    sides = [frozenset({0, *some}) for n in range(5) for some in itertools.combinations(range(2, 6), n)]
-    price = {s: sum(math.inf if c >= 9 else c for t, h, c in arcs if t in s and h not in s) for s in sides}
-    least = min(price.values())
-    if isinstance(cut, InfinitePath):
-        assert least == math.inf
-        path = [arcs[i] for i in cut.arcs]
-        assert path[0][0] == 0
-        assert path[-1][1] == 1
-        assert all(a[1] == b[0] for a, b in itertools.pairwise(path))
-        assert all(c >= 9 for _, _, c in path)
-        return
-    best = [s for s in sides if price[s] == least]
-    assert cut.value == least
-    assert set(numpy.flatnonzero(cut.smallest)) == frozenset.intersection(*best)
-    assert set(numpy.flatnonzero(cut.largest)) == frozenset.union(*best)
-
-
-@settings(max_examples=30)
-@given(seeds)
-def test_floating_capacities_agree_with_networkx(seed: int) -> None:
-    rng = random.Random(seed)
-    net: networkx.DiGraph[int] = networkx.gnp_random_graph(30, 0.2, seed=seed, directed=True)
-    for _, _, data in net.edges(data=True):
-        data["capacity"] = rng.random() * 10.0 ** rng.randint(-3, 6)
-    tail, head = numpy.array(net.edges, dtype=numpy.int64).T
-    capacity = numpy.array([c for _, _, c in net.edges(data="capacity")])
-    cut = minimum_cut(tail.copy(), head.copy(), capacity, numpy.zeros(len(capacity), dtype=bool), nodes=30)
-    assert isinstance(cut, MinimumCut)
-    assert cut.value == pytest.approx(networkx.minimum_cut_value(net, 0, 1), rel=1e-9)
-
-
-def test_capacities_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(OverflowError, match="common factor"):
-        cut_of([(0, 2, 1 << 60), (2, 1, 1 << 60)], unlimited=1 << 62)
-
-
-def test_a_network_without_arcs_has_a_cut_of_nothing() -> None:
-    cut = cut_of([])
-    assert isinstance(cut, MinimumCut)
-    assert cut.value == 0
-    assert cut.smallest.tolist() == [True] + [False] * 5
-    assert cut.largest.tolist() == [True, False, True, True, True, True]
 
 
 def test_regions_of_the_random_problems_cover_what_is_tested() -> None:
