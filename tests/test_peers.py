@@ -18,15 +18,18 @@ from optpart.graph import ValueKind
 from optpart.liveness import simulate
 from optpart.peers import revolve
 from optpart.peers.candidates import is_sound, keep, keep_everything
+from optpart.peers.checkmate import stage_program
+from optpart.peers.checkmate_rounding import rounded
 from optpart.peers.chen import articulation_points, candidates
+from optpart.peers.given_order import Given
 from optpart.peers.line import Line, Step, line_of_ops, lines, schedule_plan
 from optpart.peers.lower_sets import Family
 from optpart.peers.registry import PEERS
 from optpart.plans import Plan, baseline
-from optpart.problem import Problem
-from optpart.random_graphs import PLAIN, random_joint
+from optpart.problem import MemoryRule, Problem
+from optpart.random_graphs import PLAIN, Mix, random_joint, random_layered
 from optpart.solver.base import Limits, Result, Status
-from optpart.solver.exhaustive_sequences import FIXED, FREE, least_peak_plan, least_recompute_plan
+from optpart.solver.exhaustive_sequences import FIXED, FREE, STAGED, least_peak_plan, least_recompute_plan
 from optpart.validate import validate
 
 FAST = Limits(time_limit=60.0, work=400)
@@ -298,6 +301,105 @@ def test_the_knapsack_reaches_from_one_cut_to_the_other(case: object) -> None:
 def cut(problem: Problem, kept: Sequence[int]) -> Plan:
     priced = PricedNetwork(problem, frozenset(kept), True, False)
     return priced.solve(*priced.prices(None)).plan
+
+
+# --------------------------------------------------------------------- integer and constraint programs
+
+
+@given(seeds, st.integers(4, 8), st.booleans())
+@few
+def test_checkmate_is_the_best_of_its_class(seed: int, ops: int, joint: bool) -> None:
+    problem = random_joint(seed, ops, PLAIN) if joint else random_layered(ops, seed)
+    lowest = least_peak_plan(problem, STAGED)
+    assert lowest is not None
+    high = simulate(problem, baseline(problem.graph)).peak_bytes
+    for limit in sorted({lowest.peak_bytes, (lowest.peak_bytes + high) // 2}):
+        best = least_recompute_plan(problem.with_budget(limit), STAGED)
+        assert best is not None
+        whole = checked(problem, limit, PEERS["checkmate"].solve(problem, limit, Limits()))
+        assert whole.status is Status.OPTIMAL
+        assert time_of(problem, whole) == pytest.approx(best.recompute_time)
+        rounded = checked(problem, limit, PEERS["checkmate_rounding"].solve(problem, limit, Limits()))
+        assert rounded.bound is not None
+        assert whole.overhead is not None
+        assert rounded.bound <= whole.overhead * (1 + 1e-6)
+        assert rounded.plan is None or time_of(problem, rounded) >= best.recompute_time - 1e-6
+    nothing = PEERS["checkmate"].solve(problem, lowest.peak_bytes - 1, Limits())
+    assert nothing.status is Status.INFEASIBLE
+
+
+def time_of(problem: Problem, result: Result) -> float:
+    assert result.plan is not None
+    return simulate(problem, result.plan).recompute_time
+
+
+@given(seeds, st.integers(4, 8))
+@few
+def test_rounding_of_a_whole_solution_is_that_solution(seed: int, ops: int) -> None:
+    """Where nothing is fractional, the second phase finds the least R by itself."""
+    for problem in (random_joint(seed, ops, Mix(unboxed=0.0)), random_layered(ops, seed)):
+        lowest = least_peak_plan(problem, STAGED)
+        assert lowest is not None
+        program = stage_program(problem, lowest.peak_bytes)
+        outcome, values = program.model.minimize("highs", whole=program.whole)
+        if values:
+            plan = rounded(problem, program, values)
+            verdict = validate(problem, plan)
+            assert verdict.ok, verdict.faults
+            assert outcome.objective is not None
+            assert verdict.recompute_time <= outcome.objective * program.unit + 1e-6
+
+
+def two_copies(problem: Problem) -> Iterator[Plan]:
+    """Every plan of MOCCASIN's class: the given order, and of each op nothing or one stage in which it runs again."""
+    order = Given(problem)
+    n = len(order.ops)
+    stages = [[None, *(j for j in range(k + 1, n + 1) if j >= order.split and order.may_rerun(k))] for k in range(n)]
+    for chosen in itertools.product(*stages):
+        lists: tuple[list[int], list[int]] = ([], [])
+        for j in range(n + 1):
+            late = problem.graph.joint and j >= order.split
+            again = [order.ops[k].id for k in range(n) if chosen[k] == j]
+            lists[late].extend([*again, *([order.ops[j].id] if j < n else [])])
+        yield Plan(tuple(lists[0]), tuple(lists[1]))
+
+
+@given(seeds, st.integers(4, 6), st.sampled_from(["plain", "odd", "bare"]))
+@settings(max_examples=40)
+def test_moccasin_is_the_best_of_its_class(seed: int, ops: int, kind: str) -> None:
+    """Against every plan with at most two copies, each replayed by the checker."""
+    mix = PLAIN if kind == "plain" else Mix(unboxed=0.0)
+    problem = random_layered(ops, seed) if kind == "bare" else random_joint(seed, ops, mix)
+    verdicts = [v for plan in two_copies(problem) if (v := validate(problem, plan)).ok]
+    peaks = sorted({v.peak_bytes for v in verdicts})
+    for limit in peaks[:3]:
+        best = min(v.recompute_time for v in verdicts if v.peak_bytes <= limit)
+        result = checked(problem, limit, PEERS["moccasin"].solve(problem, limit, Limits()))
+        assert result.status is Status.OPTIMAL
+        assert time_of(problem, result) == pytest.approx(best)
+    if peaks:
+        assert PEERS["moccasin"].solve(problem, peaks[0] - 1, Limits()).status is Status.INFEASIBLE
+
+
+@pytest.mark.parametrize("hold", [False, True])
+def test_moccasin_on_bare_graphs_with_everything(hold: bool) -> None:
+    """Several values of an op, order constraints, outputs that are held."""
+    for seed in range(24):
+        problem = replace(random_joint(seed, 5, Mix(random=0.0)), rule=MemoryRule(hold_outputs=hold))
+        kinds = {ValueKind.TANGENT: ValueKind.INPUT}
+        values = tuple(replace(v, kind=kinds.get(v.kind, v.kind)) for v in problem.graph.values)
+        problem = replace(problem, graph=replace(problem.graph, values=values, joint=False))
+        verdicts = [v for plan in two_copies(problem) if (v := validate(problem, plan)).ok]
+        limit = min(v.peak_bytes for v in verdicts)
+        best = min(v.recompute_time for v in verdicts if v.peak_bytes <= limit)
+        assert time_of(problem, PEERS["moccasin"].solve(problem, limit, Limits())) == best
+
+
+def test_programs_want_memory_freed_at_its_last_read() -> None:
+    problem = replace(chain(), rule=MemoryRule(boxed=False))
+    for name in ("checkmate", "checkmate_rounding", "moccasin", "rotor", "fastsa"):
+        with pytest.raises(ValueError, match="last read"):
+            PEERS[name].solve(problem, 60, FAST)
 
 
 # --------------------------------------------------------------------------------------------- limits

@@ -11,9 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from optpart.peers.checkmate import checkmate
+from optpart.peers.checkmate_rounding import checkmate_rounding
 from optpart.peers.chen import greedy, sqrt_n
 from optpart.peers.fastsa import fastsa
 from optpart.peers.lower_sets import lower_sets
+from optpart.peers.moccasin import moccasin
 from optpart.peers.pytorch_knapsack import pytorch_knapsack
 from optpart.peers.revolve import revolve
 from optpart.peers.rotor import rotor
@@ -45,4 +48,9 @@ PEERS = {
     "rotor": Peer(rotor, "dynamic program over a chain of blocks", "rotor"),
     "pytorch_knapsack": Peer(pytorch_knapsack, "minimum cut and knapsack on saved bytes", "pytorch2"),
     "fastsa": Peer(fastsa, "annealing of a sequence with repeats", "fastsa", bare=True),
+    "checkmate": Peer(checkmate, "integer program of n stages", "checkmate", bare=True, proves=True),
+    "checkmate_rounding": Peer(
+        checkmate_rounding, "relaxation of n stages, rounded in two phases", "checkmate", bare=True, proves=True
+    ),
+    "moccasin": Peer(moccasin, "retention intervals, two copies of each value", "moccasin", bare=True, proves=True),
 }
