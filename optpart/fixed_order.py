@@ -80,9 +80,10 @@ class FixedOrderSearch(BareSearch):
 
     def _round(self, watched: Watched, seconds: float) -> Watched:
         """Solve with what is watched; what is to be watched next."""
+        stop = time.perf_counter() + seconds
         model = sequence_model(Order(self.problem, below=self.cost), self.limit, watched)
         plan_class = STAGED_CLASS if watched.inside else FIXED_CLASS
-        limits = replace(self.limits, time_limit=max(0.1, seconds))
+        limits = replace(self.limits, time_limit=max(0.1, stop - time.perf_counter()))  # building counts
 
         def watch(row: Progress) -> None:
             self.row(self.nodes + row.nodes, max(self.bound, (row.best_bound or 0.0) * model.scale))

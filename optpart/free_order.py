@@ -61,13 +61,13 @@ class FreeOrderSearch(BareSearch):
         chain: list[int] = []
         in_vain = 0
         for op in self._ranked(relations, time.perf_counter() + RANKING * seconds):
-            left = stop - time.perf_counter()
-            if self.proven or left <= 0 or len(chain) == LONGEST_CHAIN or in_vain == IN_VAIN:
+            if self.proven or time.perf_counter() >= stop or len(chain) == LONGEST_CHAIN or in_vain == IN_VAIN:
                 return
             if all(relations.comparable(op, other) for other in chain):
                 before = self.bound
                 chain = sorted([*chain, op])
-                self._solve(relations, chain, left)
+                if not self._solve(relations, chain, stop):
+                    return
                 in_vain = 0 if self.bound > before else in_vain + 1
 
     def _ranked(self, relations: Relations, stop: float) -> list[int]:
@@ -78,16 +78,30 @@ class FreeOrderSearch(BareSearch):
             if time.perf_counter() > stop:
                 self.deterministic = False
                 break
-            model = moment_model(relations, self.limit, [op])
+            try:
+                model = moment_model(relations, self.limit, [op], stop)
+            except TimeoutError:
+                self.deterministic = False
+                break
             model.model.integral = [False] * len(model.model.integral)
-            outcome, _values = model.model.minimize("glop", watch=_silent)
+            limits = replace(self.limits, time_limit=max(0.0, stop - time.perf_counter()))
+            outcome, _values = model.model.minimize("glop", limits, watch=_silent)
+            if not outcome.deterministic:
+                self.deterministic = False
+                break
             found[op] = math.inf if outcome.status is Status.INFEASIBLE else outcome.objective or 0.0
         return sorted(found, key=lambda o: (-found[o], -live[o], o))
 
-    def _solve(self, relations: Relations, chain: list[int], seconds: float) -> None:
-        model = moment_model(relations, self.limit, chain)
-        limits = replace(self.limits, time_limit=seconds)
+    def _solve(self, relations: Relations, chain: list[int], stop: float) -> bool:
+        """Was there time to build the model of a chain and to solve it?"""
+        try:
+            model = moment_model(relations, self.limit, chain, stop)
+        except TimeoutError:
+            self.deterministic = False
+            return False
+        limits = replace(self.limits, time_limit=max(0.0, stop - time.perf_counter()))
         self.solved(model, limits, ANY_ORDER, _silent)
+        return True
 
 
 def _silent(_row: Progress) -> None:

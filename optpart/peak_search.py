@@ -36,6 +36,7 @@ DESCENT = (0.8, 0.9, 0.97)  # of the smallest peak so far: limits that are tried
 GAP = 2e-3  # a plan this close to the bound of its own windows is not improved further
 WIDE_GAP = 2e-2  # from here on the windows are widened while there is time
 WHOLE_BINARIES = 6000  # a model without windows is tried up to this size (a 6-layer GPT)
+BOUND_SHARE = 0.2  # of the time that is there at first: kept for the bound, however long plans take
 ROUNDS = 4  # how often rows for single recomputes are added before windows are widened
 
 
@@ -114,8 +115,9 @@ class PeakSearch:
 
         A bound that holds for the whole class is noted, whatever else comes of the solve.
         """
+        stop = time.perf_counter() + seconds
         model = self._model(limit, side, width, inside)
-        limits = replace(self.limits, time_limit=max(0.1, seconds), work=work)
+        limits = replace(self.limits, time_limit=max(0.1, stop - time.perf_counter()), work=work)  # building counts
         title = f"{side}, windows {width}, {sum(model.model.integral)} binaries, {len(model.model.rows)} rows"
         gap = GAP if side == "above" else 1e-4
         proves = limit is not None and (side == "below" or (width is None and inside is None))
@@ -207,7 +209,7 @@ class PeakSearch:
     def _polish(self, limit: int) -> None:
         best = self.best(limit)
         if self.levers.polish and best is not None and best.live.overhead * 100 > (self.bound or 0.0):
-            polished = leave_out(self.problem, best.plan, limit)
+            polished = leave_out(self.problem, best.plan, limit, self.start + self.limits.time_limit)
             if polished != best.plan:
                 self.add(polished, f"{best.origin}, polished")
 
@@ -215,16 +217,15 @@ class PeakSearch:
         """Look for plans and for the bound."""
         total = self.seconds_left()
         for width in self._widths():
-            status = self._from_above(limit, width, 0.5 * self.seconds_left())
+            status = self._from_above(limit, width, 0.5 * (self.seconds_left() - BOUND_SHARE * total))
             best = self.best(limit)
             if best is not None and best.live.overhead <= self.nothing.live.overhead:
                 self._proven(100.0 * self.nothing.live.overhead)  # the least of all plans, whatever their memory
                 return
             if status.has_plan and best is not None:
                 break
-        seconds = max(0.2 * total, self.seconds_left())
         width = 1 if self.levers.windows else None
-        status, _none, _bound = self._solve(limit, "below", width, self._first_rows, seconds)
+        status, _none, _bound = self._solve(limit, "below", width, self._first_rows, self.seconds_left())
         if status is Status.INFEASIBLE:
             self.notes.append("proven: no plan of the class fits")
         if status is Status.INFEASIBLE or not self._wide(limit) or self.seconds_left() < 0.1 * total:

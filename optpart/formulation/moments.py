@@ -32,6 +32,8 @@ Differs from :mod:`optpart.formulation.sequence_stages`: what has run by a momen
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -117,13 +119,18 @@ class _Sum:
 _ZERO, _ONE = _Sum(), _Sum((), 1.0)
 
 
-def moment_model(relations: Relations, limit: int, moments: Sequence[int]) -> MomentModel:
-    """The model for a limit on the peak in bytes and a chain of ops, each of which needs the one before it."""
-    return _Builder(relations, limit, moments).build()
+def moment_model(relations: Relations, limit: int, moments: Sequence[int], stop: float = math.inf) -> MomentModel:
+    """The model for a limit on the peak in bytes and a chain of ops, each of which needs the one before it.
+
+    Raises:
+        TimeoutError: it is not built by ``stop``, a reading of ``time.perf_counter``.
+    """
+    return _Builder(relations, limit, moments, stop).build()
 
 
 class _Builder:
-    def __init__(self, relations: Relations, limit: int, moments: Sequence[int]) -> None:
+    def __init__(self, relations: Relations, limit: int, moments: Sequence[int], stop: float) -> None:
+        self.stop = stop
         self.relations, self.limit, self.moments = relations, limit, moments
         self.problem = relations.problem
         self.ops, self.sizes = self.problem.graph.ops, self.problem.sizes
@@ -196,6 +203,8 @@ class _Builder:
     def _values(self, i: int) -> None:
         done, last = self.done[i], i + 1 == len(self.moments)
         for v, o in self.relations.maker.items():
+            if time.perf_counter() > self.stop:
+                raise TimeoutError(f"{self.model.name}: not built in time")
             if v not in self.touched[i]:
                 self._at_most(self.alive[i][v], done[o])
             if not last and v not in self.touched[i + 1]:

@@ -8,6 +8,8 @@ the exact simulation, so the result fits if the start did.
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Sequence
 
 from optpart.graph import Graph
@@ -16,16 +18,18 @@ from optpart.plans import Plan
 from optpart.problem import Problem
 
 
-def leave_out(problem: Problem, plan: Plan, limit: int) -> Plan:
+def leave_out(problem: Problem, plan: Plan, limit: int, stop: float = math.inf) -> Plan:
     """A plan with no more recompute than ``plan`` and a peak of at most ``limit`` bytes, if ``plan`` has one.
 
-    Joint problems only; the forward is left as it is.
+    Joint problems only; the forward is left as it is.  Ends at ``stop``, a reading of ``time.perf_counter``.
     """
     refused: set[tuple[int, int]] = set()
     while True:
         runs = _repeats(plan)
         runs.sort(key=lambda j: (-problem.runtime[plan.backward[j]], j))
         for j in runs:
+            if time.perf_counter() > stop:
+                return plan
             key = (plan.backward[j], plan.backward[:j].count(plan.backward[j]))
             if key in refused:
                 continue
