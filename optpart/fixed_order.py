@@ -24,6 +24,7 @@ from optpart.formulation.sequence_stages import (
     FIXED_CLASS,
     STAGED_CLASS,
     Order,
+    SequenceModel,
     Watched,
     sequence_model,
     stages_over,
@@ -31,6 +32,7 @@ from optpart.formulation.sequence_stages import (
 from optpart.plans import Plan
 from optpart.problem import Problem
 from optpart.solver.base import Limits, Progress
+from optpart.solver.sparse import MOST_ENTRIES, NotBuilt, Room
 
 # "checkmate": every stage is watched from the start, which is Checkmate's own model.
 FORMULATIONS = ("sequence-stages", "checkmate")
@@ -57,33 +59,33 @@ class FixedOrderSearch(BareSearch):
         self.watched = Watched(every, every) if formulation == "checkmate" else self._over(self.given, limit)
 
     def search(self) -> None:
-        self._rounds(min(ALONE_SECONDS, SHARE * self.seconds_left))
+        self._rounds(time.perf_counter() + min(ALONE_SECONDS, SHARE * self.seconds_left))
         if not self.rules_out(FIXED_CLASS):
             start = self.given if self.best is None else self.best
             self.annealed(self.problem.in_given_order(), self.limit, SHARE * self.seconds_left, [start])
-        self._rounds(self.seconds_left)
+        self._rounds(self.deadline)
         if self.best is not None and class_of(self.best) != STAGED_CLASS:
             if self.proven:
                 self.notes.append(
                     "no plan of Checkmate's class, with each op at most once ahead of a first run, is cheaper"
                 )
             if self.seconds_left > 0:  # a bound that holds outside of that class too
-                self._round(Watched(self.watched.stages), self.seconds_left)
+                self._round(Watched(self.watched.stages), self.deadline)
 
-    def _rounds(self, seconds: float) -> None:
-        stop = time.perf_counter() + seconds
-        while not self.proven and (left := stop - time.perf_counter()) > 0:
-            more = self._round(self.watched, left)
+    def _rounds(self, stop: float) -> None:
+        while not self.proven and time.perf_counter() < stop:
+            more = self._round(self.watched, stop)
             if more == self.watched:
                 return
             self.watched = more
 
-    def _round(self, watched: Watched, seconds: float) -> Watched:
-        """Solve with what is watched; what is to be watched next."""
-        stop = time.perf_counter() + seconds
-        model = sequence_model(Order(self.problem, below=self.cost), self.limit, watched)
+    def _round(self, watched: Watched, stop: float) -> Watched:
+        """Solve with what is watched; what is to be watched next.  Building the model counts."""
+        model = self._model(Order(self.problem, below=self.cost), self.limit, watched, stop)
+        if model is None:
+            return watched
         plan_class = STAGED_CLASS if watched.inside else FIXED_CLASS
-        limits = replace(self.limits, time_limit=max(0.1, stop - time.perf_counter()))  # building counts
+        limits = replace(self.limits, time_limit=max(0.1, stop - time.perf_counter()))
 
         def watch(row: Progress) -> None:
             self.row(self.nodes + row.nodes, max(self.bound, (row.best_bound or 0.0) * model.scale))
@@ -96,6 +98,15 @@ class FixedOrderSearch(BareSearch):
             more = more.more(self._over(model.plan(values, late=late), self.limit))
         return more
 
+    def _model(self, order: Order, limit: int | None, watched: Watched, stop: float) -> SequenceModel | None:
+        """The model, None if there is no room for it.  Checkmate's own may be as large as it is."""
+        entries = MOST_ENTRIES if self.formulation == FORMULATIONS[0] else math.inf
+        try:
+            return sequence_model(order, limit, watched, Room(stop, entries))
+        except NotBuilt as e:
+            self.deterministic &= not e.late
+            return None
+
     def _over(self, plan: Plan, limit: int) -> Watched:
         return Watched().more(stages_over(plan, self.measured(plan, "highs"), limit, self.ops))
 
@@ -104,9 +115,8 @@ class FixedOrderSearch(BareSearch):
         stop = time.perf_counter() + seconds
         super().find_smallest(SHARE * seconds)
         watched, order = self.watched, Order(self.problem)
-        while (left := stop - time.perf_counter()) > 0:
-            model = sequence_model(order, None, watched)
-            limits = replace(self.limits, time_limit=left)
+        while (model := self._model(order, None, watched, stop)) is not None:
+            limits = replace(self.limits, time_limit=max(0.1, stop - time.perf_counter()))
             outcome, values = model.model.minimize("highs", limits, relative_gap=PEAK_GAP, title="smallest peak")
             if not values or outcome.bound is None:
                 return

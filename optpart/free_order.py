@@ -15,9 +15,10 @@ from dataclasses import replace
 
 from optpart.bare_search import BareSearch
 from optpart.fixed_order import FixedOrderSearch
-from optpart.formulation.moments import ANY_ORDER, Relations, moment_model
+from optpart.formulation.moments import ANY_ORDER, MomentModel, Relations, moment_model
 from optpart.liveness import simulate
-from optpart.solver.base import Progress, Status
+from optpart.solver.base import Limits, Progress, Status
+from optpart.solver.sparse import MOST_ENTRIES, NotBuilt, Room
 
 FORMULATION = "moments"
 SHARE = 0.25  # of the time that is left, for each of the first three
@@ -61,13 +62,15 @@ class FreeOrderSearch(BareSearch):
         chain: list[int] = []
         in_vain = 0
         for op in self._ranked(relations, time.perf_counter() + RANKING * seconds):
-            if self.proven or time.perf_counter() >= stop or len(chain) == LONGEST_CHAIN or in_vain == IN_VAIN:
+            if self.proven or len(chain) == LONGEST_CHAIN or in_vain == IN_VAIN:
                 return
             if all(relations.comparable(op, other) for other in chain):
                 before = self.bound
                 chain = sorted([*chain, op])
-                if not self._solve(relations, chain, stop):
+                if (model := self._model(relations, chain, stop)) is None:
                     return
+                limits = replace(self.limits, time_limit=max(0.0, stop - time.perf_counter()))
+                self.solved(model, limits, ANY_ORDER, _silent)
                 in_vain = 0 if self.bound > before else in_vain + 1
 
     def _ranked(self, relations: Relations, stop: float) -> list[int]:
@@ -75,16 +78,10 @@ class FreeOrderSearch(BareSearch):
         live = simulate(self.problem, self.given).timeline
         found: dict[int, float] = {}
         for op in sorted(range(len(live)), key=lambda o: (-live[o], o)):
-            if time.perf_counter() > stop:
-                self.deterministic = False
-                break
-            try:
-                model = moment_model(relations, self.limit, [op], stop)
-            except TimeoutError:
-                self.deterministic = False
+            if (model := self._model(relations, [op], stop)) is None:
                 break
             model.model.integral = [False] * len(model.model.integral)
-            limits = replace(self.limits, time_limit=max(0.0, stop - time.perf_counter()))
+            limits = Limits(time_limit=max(0.0, stop - time.perf_counter()))  # the work limit is not for GLOP's iterations
             outcome, _values = model.model.minimize("glop", limits, watch=_silent)
             if not outcome.deterministic:
                 self.deterministic = False
@@ -92,16 +89,13 @@ class FreeOrderSearch(BareSearch):
             found[op] = math.inf if outcome.status is Status.INFEASIBLE else outcome.objective or 0.0
         return sorted(found, key=lambda o: (-found[o], -live[o], o))
 
-    def _solve(self, relations: Relations, chain: list[int], stop: float) -> bool:
-        """Was there time to build the model of a chain and to solve it?"""
+    def _model(self, relations: Relations, chain: list[int], stop: float) -> MomentModel | None:
+        """The model of a chain, None if there is no room for it."""
         try:
-            model = moment_model(relations, self.limit, chain, stop)
-        except TimeoutError:
-            self.deterministic = False
-            return False
-        limits = replace(self.limits, time_limit=max(0.0, stop - time.perf_counter()))
-        self.solved(model, limits, ANY_ORDER, _silent)
-        return True
+            return moment_model(relations, self.limit, chain, Room(stop, MOST_ENTRIES))
+        except NotBuilt as e:
+            self.deterministic &= not e.late
+            return None
 
 
 def _silent(_row: Progress) -> None:

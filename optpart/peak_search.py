@@ -26,6 +26,7 @@ from optpart.plans import Plan, baseline
 from optpart.problem import Problem
 from optpart.solver.base import INTERRUPTED, InfeasibleBudget, Interrupted, Limits, Result, Status, conclude
 from optpart.solver.polish import leave_out
+from optpart.solver.sparse import MOST_ENTRIES, NotBuilt, Room
 from optpart.units import format_bytes
 
 # Seconds that looking for the smallest peak may take at most; a share of the time limit, but not more.
@@ -54,7 +55,7 @@ class PeakSearch:
     """One search under a limit on the peak.
 
     ``found`` are all plans met so far, good or bad; ``bound`` is what is proven of those that fit, in percent
-    of the step.
+    of the step; ``polished`` is the last plan that the polish left.
     """
 
     problem: Problem
@@ -65,6 +66,7 @@ class PeakSearch:
     notes: list[str] = field(default_factory=list)
     bound: float | None = None
     nodes: int = 0
+    polished: Plan | None = None
 
     def __post_init__(self) -> None:
         self.start = time.perf_counter()
@@ -99,8 +101,13 @@ class PeakSearch:
     def smallest(self) -> int:
         return min(c.live.peak_bytes for c in self.found)
 
+    @property
+    def deadline(self) -> float:
+        """When all has to be over; this and every ``stop`` are readings of ``time.perf_counter``."""
+        return self.start + self.limits.time_limit
+
     def seconds_left(self) -> float:
-        return self.limits.time_limit - (time.perf_counter() - self.start)
+        return self.deadline - time.perf_counter()
 
     def _solve(
         self,
@@ -108,16 +115,19 @@ class PeakSearch:
         side: Side,
         width: int | None,
         inside: frozenset[int] | None,
-        seconds: float,
+        stop: float,
         work: int | None = None,
     ) -> tuple[Status, Candidate | None, float | None]:
         """One model: its status, its plan (from above), and its dual bound in percent of the step.
 
-        A bound that holds for the whole class is noted, whatever else comes of the solve.
+        A bound that holds for the whole class is noted, whatever else comes of the solve.  Building the model counts.
         """
-        stop = time.perf_counter() + seconds
-        model = self._model(limit, side, width, inside)
-        limits = replace(self.limits, time_limit=max(0.1, stop - time.perf_counter()), work=work)  # building counts
+        try:
+            model = self._model(limit, side, width, inside, stop)
+        except NotBuilt as e:
+            self.deterministic &= not e.late
+            return Status.NO_PLAN, None, None
+        limits = replace(self.limits, time_limit=max(0.1, stop - time.perf_counter()), work=work)
         title = f"{side}, windows {width}, {sum(model.model.integral)} binaries, {len(model.model.rows)} rows"
         gap = GAP if side == "above" else 1e-4
         proves = limit is not None and (side == "below" or (width is None and inside is None))
@@ -132,9 +142,18 @@ class PeakSearch:
         candidate = self.add(model.plan(values), title) if values and side == "above" else None
         return outcome.status, candidate, outcome.bound
 
-    def _model(self, limit: int | None, side: Side, width: int | None, inside: frozenset[int] | None) -> StageModel:
+    def _model(
+        self, limit: int | None, side: Side, width: int | None, inside: frozenset[int] | None, stop: float
+    ) -> StageModel:
         return stage_model(
-            self.stages, limit, side=side, width=width, blocks=self.blocks, inside=inside, levers=self.levers
+            self.stages,
+            limit,
+            side=side,
+            width=width,
+            blocks=self.blocks,
+            inside=inside,
+            levers=self.levers,
+            room=Room(stop, MOST_ENTRIES),
         )
 
     def _proven(self, bound: float | None) -> None:
@@ -166,13 +185,12 @@ class PeakSearch:
                 over.add(t)
         return frozenset(over)
 
-    def _from_above(self, limit: int, width: int | None, seconds: float) -> Status:
+    def _from_above(self, limit: int, width: int | None, stop: float) -> Status:
         """Plans of one window width; rows for single recomputes are added where the plan is over."""
         inside = self._first_rows
-        stop = time.perf_counter() + seconds
         status = Status.NO_PLAN
         for _ in range(ROUNDS):
-            status, candidate, _bound = self._solve(limit, "above", width, inside, stop - time.perf_counter())
+            status, candidate, _bound = self._solve(limit, "above", width, inside, stop)
             if candidate is None or candidate.live.peak_bytes <= limit or time.perf_counter() > stop:
                 return status
             over = self._over(candidate, limit)
@@ -190,7 +208,7 @@ class PeakSearch:
             raise InfeasibleBudget(limit, self.smallest)
         if self.nothing.live.peak_bytes <= limit:
             return self._conclude(limit, self.nothing, 100.0 * self.nothing.live.overhead)
-        for part in (self._improve, self._last_resort, self._polish):
+        for part in (self._plans, self._polish, self._prove, self._last_resort, self._polish):
             if not self._interrupted:
                 with self._until_interrupted():
                     part(limit)
@@ -208,34 +226,48 @@ class PeakSearch:
 
     def _polish(self, limit: int) -> None:
         best = self.best(limit)
-        if self.levers.polish and best is not None and best.live.overhead * 100 > (self.bound or 0.0):
-            polished = leave_out(self.problem, best.plan, limit, self.start + self.limits.time_limit)
-            if polished != best.plan:
-                self.add(polished, f"{best.origin}, polished")
+        if not self.levers.polish or best is None or best.plan == self.polished:
+            return
+        if best.live.overhead * 100 > (self.bound or 0.0):
+            stop = time.perf_counter() + 0.5 * self.seconds_left()  # there is a bound to be found too
+            self.polished, ended = leave_out(self.problem, best.plan, limit, stop)
+            self.deterministic &= ended
+            if self.polished != best.plan:
+                self.add(self.polished, f"{best.origin}, polished")
 
-    def _improve(self, limit: int) -> None:
-        """Look for plans and for the bound."""
-        total = self.seconds_left()
+    def _plans(self, limit: int) -> None:
+        """Plans from above, in half of the time that is not kept for the bound; more if none fits by then."""
+        kept = time.perf_counter() + (1 - BOUND_SHARE) * self.seconds_left()
         for width in self._widths():
-            status = self._from_above(limit, width, 0.5 * (self.seconds_left() - BOUND_SHARE * total))
-            best = self.best(limit)
-            if best is not None and best.live.overhead <= self.nothing.live.overhead:
-                self._proven(100.0 * self.nothing.live.overhead)  # the least of all plans, whatever their memory
+            now = time.perf_counter()
+            if now >= kept:
+                self.deterministic = False
                 return
-            if status.has_plan and best is not None:
-                break
+            status = self._from_above(limit, width, now + 0.5 * (kept - now))
+            if status.has_plan and self.best(limit) is not None:
+                return
+
+    def _prove(self, limit: int) -> None:
+        """The bound, and where it is far from the plan wider windows while there is time."""
+        best = self.best(limit)
+        if best is not None and best.live.overhead <= self.nothing.live.overhead:
+            self._proven(100.0 * self.nothing.live.overhead)  # the least of all plans, whatever their memory
+            return
+        if (total := self.seconds_left()) <= 0:
+            self.deterministic = False
+            return
         width = 1 if self.levers.windows else None
-        status, _none, _bound = self._solve(limit, "below", width, self._first_rows, self.seconds_left())
+        status, _none, _bound = self._solve(limit, "below", width, self._first_rows, self.deadline)
         if status is Status.INFEASIBLE:
             self.notes.append("proven: no plan of the class fits")
         if status is Status.INFEASIBLE or not self._wide(limit) or self.seconds_left() < 0.1 * total:
             return
         if not self.levers.widening or width is None:
             return
-        if self._binaries(None) <= WHOLE_BINARIES:  # no windows at all: plan and bound from one model
-            self._solve(limit, "above", None, None, self.seconds_left())
+        if self._small(None, WHOLE_BINARIES, self.deadline):  # no windows at all: plan and bound from one model
+            self._solve(limit, "above", None, None, self.deadline)
         else:
-            self._from_above(limit, 3, self.seconds_left())
+            self._from_above(limit, 3, self.deadline)
 
     def _wide(self, limit: int) -> bool:
         """Is the gap on the overhead worth more work?"""
@@ -262,15 +294,14 @@ class PeakSearch:
         stop = time.perf_counter() + seconds
         for width in (0, 1, 3) if self.levers.windows else (None,):
             inside = self._first_rows
-            if width and self._binaries(width) > SMALLEST_PEAK_BINARIES:
+            if width and not self._small(width, SMALLEST_PEAK_BINARIES, stop):
                 self._descend(width, stop)
                 return
             for _ in range(2):
-                left = stop - time.perf_counter()
-                if left <= 0:
+                if time.perf_counter() >= stop:
                     self.deterministic = False
                     return
-                _status, candidate, bound = self._solve(None, "above", width, inside, left, SMALLEST_PEAK_NODES)
+                _status, candidate, bound = self._solve(None, "above", width, inside, stop, SMALLEST_PEAK_NODES)
                 if candidate is None or bound is None:
                     break
                 peak = int(bound * smallest_peak_bound(self.problem))
@@ -283,15 +314,20 @@ class PeakSearch:
     def _descend(self, width: int, stop: float) -> None:
         """Where a model is too large to minimise a peak with: ask for any plan that is a step lower, and lower again."""
         for step in DESCENT:
-            while (left := stop - time.perf_counter()) > 0:
+            while time.perf_counter() < stop:
                 limit = int(self.smallest * step)
-                status, candidate, _bound = self._solve(limit, "above", width, frozenset(), left, SMALLEST_PEAK_NODES)
+                status, candidate, _bound = self._solve(limit, "above", width, frozenset(), stop, SMALLEST_PEAK_NODES)
                 if not status.has_plan or candidate is None or candidate.live.peak_bytes > limit:
                     break
         self.deterministic &= time.perf_counter() < stop
 
-    def _binaries(self, width: int | None) -> int:
-        return sum(self._model(None, "above", width, frozenset()).model.integral)
+    def _small(self, width: int | None, binaries: int, stop: float) -> bool:
+        """Does the model of windows have at most so many binaries?"""
+        try:
+            return sum(self._model(None, "above", width, frozenset(), stop).model.integral) <= binaries
+        except NotBuilt as e:
+            self.deterministic &= not e.late
+            return False
 
     def at_fraction(self, fraction: float) -> Result:
         """Budget = low + fraction (high - low); low's own plan is kept, so that 0.0 is never infeasible."""

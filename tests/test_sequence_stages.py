@@ -25,7 +25,7 @@ from optpart.random_graphs import random_joint, random_layered
 from optpart.solver.base import InfeasibleBudget, Interrupted, Limits, Result, Status
 from optpart.solver.exhaustive_sequences import FIXED, FREE, STAGED, Found, least_peak_plan, least_recompute_plan
 from optpart.solver.mathopt import Outcome
-from optpart.solver.sparse import SparseModel
+from optpart.solver.sparse import NotBuilt, Room, SparseModel
 from optpart.strategy import solve
 from optpart.units import Microseconds
 from optpart.validate import validate
@@ -113,6 +113,20 @@ def test_moments_are_a_bound_for_any_order(seed: int, ops: int, rng: random.Rand
             outcome, _values = model.model.minimize("highs", whole=model.whole)
             assert outcome.status is Status.OPTIMAL
             assert (outcome.objective or 0.0) * problem.integer_costs()[1] <= best.recompute_time + 1e-6
+
+
+def test_there_may_be_no_room_for_a_model() -> None:
+    problem = bare(1, 8)
+    relations, limit = Relations(problem), simulate(problem, baseline(problem.graph)).peak_bytes - 1
+    assert moment_model(relations, limit, [3]).model.rows
+    with pytest.raises(NotBuilt, match="not built in time"):
+        moment_model(relations, limit, [3], Room(stop=-math.inf))
+    with pytest.raises(NotBuilt, match="more than 1 entries"):
+        moment_model(relations, limit, [3], Room(entries=1))
+    search = FreeOrderSearch(problem, limit, Limits())
+    search._bound(-math.inf)
+    assert not search.deterministic
+    assert search.bounds[ANY_ORDER] == 0.0
 
 
 def test_moments_prove_what_nobody_can_reorder() -> None:

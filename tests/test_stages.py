@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,6 +14,7 @@ from optpart.formulation.stage_graph import build_stages
 from optpart.formulation.stages import Side, stage_model
 from optpart.graph import Region
 from optpart.liveness import simulate
+from optpart.peak_search import PeakSearch
 from optpart.plans import baseline
 from optpart.problem import Problem
 from optpart.random_graphs import PLAIN, Mix, random_joint
@@ -101,10 +104,31 @@ def test_leaving_out_keeps_plans_valid_and_within_the_limit(seed: int, ops: int)
     assert outcome.status is Status.OPTIMAL
     plan = model.plan(values)
     before = simulate(problem, plan)
-    after = leave_out(problem, plan, before.peak_bytes)
+    after, ended = leave_out(problem, plan, before.peak_bytes)
+    assert ended
+    assert leave_out(problem, plan, before.peak_bytes, stop=-math.inf)[0] == plan
     verdict = validate(problem.with_budget(before.peak_bytes), after)
     assert verdict.ok, verdict.faults
     assert verdict.recompute_time <= before.recompute_time
+
+
+@given(seeds, st.integers(4, 9), st.sampled_from([0.6, 0.3]))
+def test_no_time_limit_is_no_less_than_a_long_one(seed: int, ops: int, fraction: float) -> None:
+    problem = random_joint(seed, ops, Mix(unboxed=0.0, effect=0.0, after=0.0))
+    without, long = (solve(problem, fraction, Limits(time_limit=seconds)) for seconds in (math.inf, 60))
+    assert (without.overhead, without.bound) == (long.overhead, long.bound)
+    assert without.deterministic
+
+
+@given(seeds, st.integers(4, 9))
+def test_a_search_without_time_says_so_and_its_plan_fits(seed: int, ops: int) -> None:
+    problem = random_joint(seed, ops, Mix(unboxed=0.0, effect=0.0, after=0.0))
+    search = PeakSearch(problem, Limits(time_limit=0.0))
+    limit = min(c.live.peak_bytes for c in search.found)
+    result = search.within(limit)
+    assert result.plan is not None
+    assert validate(problem.with_budget(limit), result.plan).ok
+    assert result.deterministic == (search.nothing.live.peak_bytes <= limit)
 
 
 @given(seeds, st.integers(4, 9), st.sampled_from([1.0, 0.6, 0.3, 0.0]))

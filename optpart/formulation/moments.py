@@ -32,8 +32,6 @@ Differs from :mod:`optpart.formulation.sequence_stages`: what has run by a momen
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -41,7 +39,7 @@ from functools import cached_property
 from optpart.formulation.sequence_stages import WHOLE_TOTAL
 from optpart.liveness import resident_bytes
 from optpart.problem import Problem
-from optpart.solver.sparse import SparseModel, Term
+from optpart.solver.sparse import NO_END, Room, SparseModel, Term
 
 ANY_ORDER = "any order, any ops again anywhere"
 
@@ -119,22 +117,21 @@ class _Sum:
 _ZERO, _ONE = _Sum(), _Sum((), 1.0)
 
 
-def moment_model(relations: Relations, limit: int, moments: Sequence[int], stop: float = math.inf) -> MomentModel:
+def moment_model(relations: Relations, limit: int, moments: Sequence[int], room: Room = NO_END) -> MomentModel:
     """The model for a limit on the peak in bytes and a chain of ops, each of which needs the one before it.
 
     Raises:
-        TimeoutError: it is not built by ``stop``, a reading of ``time.perf_counter``.
+        NotBuilt: there is no room for it.
     """
-    return _Builder(relations, limit, moments, stop).build()
+    return _Builder(relations, limit, moments, room).build()
 
 
 class _Builder:
-    def __init__(self, relations: Relations, limit: int, moments: Sequence[int], stop: float) -> None:
-        self.stop = stop
+    def __init__(self, relations: Relations, limit: int, moments: Sequence[int], room: Room) -> None:
         self.relations, self.limit, self.moments = relations, limit, moments
         self.problem = relations.problem
         self.ops, self.sizes = self.problem.graph.ops, self.problem.sizes
-        self.model = SparseModel(f"moments {', '.join(map(str, moments))}")
+        self.model = SparseModel(f"moments {', '.join(map(str, moments))}", room)
         costs = self.problem.integer_costs()[0]
         total = sum(costs)
         self.scale = 1.0 if total <= WHOLE_TOTAL else total / 100.0
@@ -203,8 +200,6 @@ class _Builder:
     def _values(self, i: int) -> None:
         done, last = self.done[i], i + 1 == len(self.moments)
         for v, o in self.relations.maker.items():
-            if time.perf_counter() > self.stop:
-                raise TimeoutError(f"{self.model.name}: not built in time")
             if v not in self.touched[i]:
                 self._at_most(self.alive[i][v], done[o])
             if not last and v not in self.touched[i + 1]:

@@ -51,7 +51,7 @@ from optpart.formulation.bounds import smallest_peak_bound
 from optpart.liveness import Liveness, resident_bytes
 from optpart.plans import Plan
 from optpart.problem import Problem
-from optpart.solver.sparse import INFINITY, SparseModel, Term
+from optpart.solver.sparse import INFINITY, NO_END, Room, SparseModel, Term
 
 STAGED_CLASS = "first runs in the given order, ahead of each any ops again, in that order, each at most once"
 FIXED_CLASS = "first runs in the given order, any ops again anywhere"
@@ -184,19 +184,23 @@ def stages_over(plan: Plan, live: Liveness, limit: int, ops: int) -> Watched:
     return Watched(frozenset(full), frozenset(inside | ({ops} if over else set())))
 
 
-def sequence_model(order: Order, limit: int | None, watched: Watched) -> SequenceModel:
-    """The model for a limit on the peak in bytes; None: the peak is minimised, in bytes times ``scale``, runs are free."""
-    return _Builder(order, limit, watched).build()
+def sequence_model(order: Order, limit: int | None, watched: Watched, room: Room = NO_END) -> SequenceModel:
+    """The model for a limit on the peak in bytes; None: the peak is minimised, in bytes times ``scale``, runs are free.
+
+    Raises:
+        NotBuilt: there is no room for it.
+    """
+    return _Builder(order, limit, watched, room).build()
 
 
 class _Builder:
-    def __init__(self, order: Order, limit: int | None, watched: Watched) -> None:
+    def __init__(self, order: Order, limit: int | None, watched: Watched, room: Room) -> None:
         self.order, self.watched = order, watched
         self.problem = order.problem
         self.graph, self.sizes = self.problem.graph, self.problem.sizes
         self.needs, self.last = order.needs, order.last
         self.intervals = order.intervals(watched)
-        self.model = SparseModel(f"sequence stages, {len(watched.stages)} watched")
+        self.model = SparseModel(f"sequence stages, {len(watched.stages)} watched", room)
         total = sum(order.costs)
         self.scale = 1.0 if total <= WHOLE_TOTAL else total / 100.0
         self.limit = float(max(1, smallest_peak_bound(self.problem)) if limit is None else limit)

@@ -64,7 +64,7 @@ from optpart.graph import Op, Region
 from optpart.liveness import resident_bytes
 from optpart.plans import Plan
 from optpart.problem import Problem
-from optpart.solver.sparse import INFINITY, SparseModel, Term
+from optpart.solver.sparse import INFINITY, NO_END, Room, SparseModel, Term
 
 Side = Literal["above", "below"]
 PLAN_CLASS = (
@@ -125,6 +125,7 @@ def stage_model(
     blocks: Blocks | None = None,
     inside: frozenset[int] | None = None,
     levers: Levers = ALL,
+    room: Room = NO_END,
 ) -> StageModel:
     """The model for a limit on the peak in bytes.
 
@@ -134,8 +135,11 @@ def stage_model(
         inside: the stages that get their "op k runs" rows; None: all.
         limit: bytes; None: the peak itself is minimised, and recompute is free.
         levers: what to leave out of the model that does not have to be in it.
+
+    Raises:
+        NotBuilt: there is no room for it.
     """
-    return _Builder(stages, limit, side, width, blocks or find_blocks(stages), inside, levers).build()
+    return _Builder(stages, limit, side, width, blocks or find_blocks(stages), inside, levers, room).build()
 
 
 class _Builder:
@@ -148,11 +152,12 @@ class _Builder:
         blocks: Blocks,
         inside: frozenset[int] | None,
         levers: Levers,
+        room: Room,
     ) -> None:
         self.stages, self.side, self.inside, self.levers = stages, side, inside, levers
         self.problem: Problem = stages.problem
         self.graph, self.sizes = self.problem.graph, self.problem.sizes
-        self.model = SparseModel(f"stages {side}, width {width}")
+        self.model = SparseModel(f"stages {side}, width {width}", room)
         self.decided = set(stages.values)
         self.last = stages.last_use if levers.last_uses else dict.fromkeys(stages.values, stages.count - 1)
         self.made_by = {v: self.graph.ops[p] for v in stages.values if (p := self.graph.values[v].producer) is not None}
@@ -178,7 +183,7 @@ class _Builder:
         low, lows = blocks.count, []
         for needs in self.stages.needs:
             reads = [blocks.of[self.made_by[v].id] for v in needs if v in self.made_by and v not in blocks.everywhere]
-            low = min([low, *reads[:0], max(reads, default=low)])
+            low = min(low, max(reads, default=low))
             lows.append(low)
         first: dict[int, int] = {}
         for op in self.made_by.values():

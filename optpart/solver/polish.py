@@ -18,10 +18,11 @@ from optpart.plans import Plan
 from optpart.problem import Problem
 
 
-def leave_out(problem: Problem, plan: Plan, limit: int, stop: float = math.inf) -> Plan:
+def leave_out(problem: Problem, plan: Plan, limit: int, stop: float = math.inf) -> tuple[Plan, bool]:
     """A plan with no more recompute than ``plan`` and a peak of at most ``limit`` bytes, if ``plan`` has one.
 
-    Joint problems only; the forward is left as it is.  Ends at ``stop``, a reading of ``time.perf_counter``.
+    Joint problems only; the forward is left as it is.  The second result is False where ``stop``, a reading of
+    ``time.perf_counter``, came before the end.
     """
     refused: set[tuple[int, int]] = set()
     while True:
@@ -29,7 +30,7 @@ def leave_out(problem: Problem, plan: Plan, limit: int, stop: float = math.inf) 
         runs.sort(key=lambda j: (-problem.runtime[plan.backward[j]], j))
         for j in runs:
             if time.perf_counter() > stop:
-                return plan
+                return plan, False
             key = (plan.backward[j], plan.backward[:j].count(plan.backward[j]))
             if key in refused:
                 continue
@@ -39,7 +40,7 @@ def leave_out(problem: Problem, plan: Plan, limit: int, stop: float = math.inf) 
                 break
             refused.add(key)
         else:
-            return plan
+            return plan, True
 
 
 def _repeats(plan: Plan) -> list[int]:
