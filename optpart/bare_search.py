@@ -150,7 +150,8 @@ class BareSearch(ABC):
             self.solver = "bound on the peak"
             self.prove(math.inf, ANY_ORDER)
         try:
-            if not self.proven and self.seconds_left > 0:
+            if not self.proven:
+                self.deterministic &= self.seconds_left > 0
                 self.search()
         except KeyboardInterrupt:
             if not self.limits.keep_on_interrupt:
@@ -167,7 +168,10 @@ class BareSearch(ABC):
         """A plan within ``budget`` bytes by local search; ``problem`` is this one, perhaps with its order fixed."""
         from optpart.solver.sequences_numba import RUNS
 
-        limits = replace(self.limits, time_limit=max(0.0, seconds), work=MOVES * len(problem.graph.ops))
+        if seconds <= 0:
+            self.deterministic = False
+            return None
+        limits = replace(self.limits, time_limit=seconds, work=MOVES * len(problem.graph.ops))
         result = anneal(problem, budget, limits, [p for p in starts if max(p.counts.values(), default=0) <= RUNS])
         self.deterministic &= result.deterministic or result.interrupted
         if result.plan is not None:

@@ -71,9 +71,14 @@ class FixedOrderSearch(BareSearch):
                 )
             if self.seconds_left > 0:  # a bound that holds outside of that class too
                 self._round(Watched(self.watched.stages), self.deadline)
+            else:
+                self.deterministic = False
 
     def _rounds(self, stop: float) -> None:
-        while not self.proven and time.perf_counter() < stop:
+        while not self.proven:
+            if time.perf_counter() >= stop:
+                self.deterministic = False
+                return
             more = self._round(self.watched, stop)
             if more == self.watched:
                 return

@@ -42,8 +42,7 @@ class FreeOrderSearch(BareSearch):
             self._anneal(self.seconds_left)
 
     def _anneal(self, seconds: float) -> None:
-        if seconds > 0:
-            self.annealed(self.problem, self.limit, seconds, [self.given if self.best is None else self.best])
+        self.annealed(self.problem, self.limit, seconds, [self.given if self.best is None else self.best])
 
     def _given_order(self, seconds: float) -> None:
         limits = replace(self.limits, time_limit=max(0.0, seconds))

@@ -191,7 +191,10 @@ class PeakSearch:
         status = Status.NO_PLAN
         for _ in range(ROUNDS):
             status, candidate, _bound = self._solve(limit, "above", width, inside, stop)
-            if candidate is None or candidate.live.peak_bytes <= limit or time.perf_counter() > stop:
+            if candidate is None or candidate.live.peak_bytes <= limit:
+                return status
+            if time.perf_counter() > stop:
+                self.deterministic = False
                 return status
             over = self._over(candidate, limit)
             if inside is None or over <= inside:  # it is over in the forward, or by a rounding of the solver's
@@ -260,11 +263,11 @@ class PeakSearch:
         status, _none, _bound = self._solve(limit, "below", width, self._first_rows, self.deadline)
         if status is Status.INFEASIBLE:
             self.notes.append("proven: no plan of the class fits")
-        if status is Status.INFEASIBLE or not self._wide(limit) or self.seconds_left() < 0.1 * total:
+        if status is Status.INFEASIBLE or not self._wide(limit) or not self.levers.widening or width is None:
             return
-        if not self.levers.widening or width is None:
-            return
-        if self._small(None, WHOLE_BINARIES, self.deadline):  # no windows at all: plan and bound from one model
+        if self.seconds_left() < 0.1 * total:
+            self.deterministic = False
+        elif self._small(None, WHOLE_BINARIES, self.deadline):  # no windows at all: plan and bound from one model
             self._solve(limit, "above", None, None, self.deadline)
         else:
             self._from_above(limit, 3, self.deadline)

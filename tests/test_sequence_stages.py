@@ -129,6 +129,12 @@ def test_there_may_be_no_room_for_a_model() -> None:
     assert search.bounds[ANY_ORDER] == 0.0
 
 
+@pytest.mark.parametrize("search", [FixedOrderSearch, FreeOrderSearch])
+def test_a_search_without_time_is_not_repeatable(search: type[FixedOrderSearch] | type[FreeOrderSearch]) -> None:
+    result = search(bare_skip(), 20, Limits(time_limit=0.0)).run()
+    assert not result.deterministic
+
+
 def test_moments_prove_what_nobody_can_reorder() -> None:
     """A chain with one long skip has one order: the bound is the optimum."""
     result = FreeOrderSearch(bare_skip(), 20, Limits()).run()

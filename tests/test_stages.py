@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 
 import pytest
@@ -129,6 +130,17 @@ def test_a_search_without_time_says_so_and_its_plan_fits(seed: int, ops: int) ->
     assert result.plan is not None
     assert validate(problem.with_budget(limit), result.plan).ok
     assert result.deterministic == (search.nothing.live.peak_bytes <= limit)
+
+
+@pytest.mark.parametrize(("seed", "ops", "limit"), [(83, 41, 1312), (142, 47, 1300), (182, 38, 972)])
+def test_a_draw_without_a_forward_run_happens_once(seed: int, ops: int, limit: int) -> None:
+    problem = random_joint(seed, ops, Mix(unboxed=0.0, effect=0.0, after=0.0))
+    search = PeakSearch(problem, Limits(time_limit=20))
+    with contextlib.suppress(InfeasibleBudget):  # the two lower limits were met by plans that are none
+        search.within(limit)
+    for candidate in search.found:
+        verdict = validate(problem, candidate.plan)
+        assert verdict.ok, verdict.faults
 
 
 @given(seeds, st.integers(4, 9), st.sampled_from([1.0, 0.6, 0.3, 0.0]))

@@ -19,6 +19,7 @@ Subject to
     S[t,v] + R[t,o(v)] <= 1                                       what is run again was not carried
     S[0,v]   <= x_o(v),  x_o <= x_o(u)                            for free ops
     x_o + sum_t R[t,o] >= 1                                       o free and behind a need: it runs at least once
+    sum_t R[t,o] <= 1 + (T-1) x_o                                 o free and random: only a forward run can be replayed
   Memory, one row for each step that can reach M at all:
     b(t) runs:      during_t + sum_{v in needs(t)} m_v + sum_{v not in needs(t)} S[t+1,v] m_v  <= M
     after b(t):     after_t + sum_v S[t+1,v] m_v                                               <= M
@@ -319,6 +320,8 @@ class _Builder:
                 m.at_least(runs_of_it, 1.0)
             if not self.graph.ops[o].recomputable:
                 m.at_most(runs_of_it, 1.0)
+            elif self.graph.ops[o].rng_state is not None and len(again) > 1:
+                m.at_most([*((c, 1.0) for c in again), (column, 1.0 - len(again))], 1.0)
 
     def _before_opening(self, u: int, first: int) -> list[Term]:
         """u was there at some stage before ``first`` (side "below")."""
